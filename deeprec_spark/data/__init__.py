@@ -1,0 +1,7 @@
+"""Reading prepared Parquet data: row ranges that workers lease, and batches for the training step."""
+
+from deeprec_spark.data.batch import Batch
+from deeprec_spark.data.dataset import ParquetDataset, RowRange
+from deeprec_spark.data.reader import BatchReader, ReaderOptions
+
+__all__ = ["Batch", "BatchReader", "ParquetDataset", "ReaderOptions", "RowRange"]

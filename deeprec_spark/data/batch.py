@@ -15,7 +15,8 @@ class Batch:
     """Feature and label arrays by column name; the first axis of every array is the sample.
 
     Dense features are float32 `[batch]` (or `[batch, width]`), categorical ones int64 `[batch]`, sequences
-    int64 `[batch, max_length]` filled up with the feature's padding value. `sample_weight` is float32 `[batch]`.
+    int64 `[batch, max_length]` filled up with the feature's padding value. `sample_weight` is float32
+    `[batch]`.
     """
 
     features: Mapping[str, npt.NDArray[Any]]

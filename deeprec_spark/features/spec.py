@@ -14,7 +14,7 @@ RawType = Literal["float32", "int64", "string"]
 class FeatureKind(str, Enum):
     """How a column enters a model."""
 
-    DENSE = "dense"  # one float32
+    DENSE = "dense"  # one float32, or a vector of `width`
     CATEGORICAL = "categorical"  # one int64 id
     SEQUENCE = "sequence"  # a list of int64 ids, padded to `max_length`
 
@@ -36,6 +36,7 @@ class Feature(BaseModel):
     transform: Literal["none", "log1p"] = "none"
     table: str | None = Field(None, description="Embedding table; features that name one table share it.")
     embedding_dim: int | None = Field(None, ge=1)
+    width: int | None = Field(None, ge=1, description="Length of a dense vector column; None is a scalar.")
     max_length: int | None = Field(None, ge=1, description="Sequences keep their last `max_length` ids.")
     padding_value: int = Field(-1, description="Fills a sequence up to max_length; never a real id.")
     group: Literal["user", "item", "context"] = Field("context", description="The tower it belongs to.")
@@ -46,11 +47,13 @@ class Feature(BaseModel):
             raise ValueError(f"Sequence feature {self.name!r} needs max_length. Received: max_length=None")
         if self.kind is FeatureKind.DENSE and self.raw_type == "string":
             raise ValueError(
-                f"Dense feature {self.name!r} must be a number: raw_type float32 or int64. Received: raw_type='string'"
+                f"Dense feature {self.name!r} must be a number: raw_type float32 or int64. "
+                "Received: raw_type='string'"
             )
         if self.kind is not FeatureKind.DENSE and self.raw_type == "float32":
             raise ValueError(
-                f"Feature {self.name!r} holds ids: raw_type must be int64 or string. Received: raw_type='float32'"
+                f"Feature {self.name!r} holds ids: raw_type must be int64 or string. "
+                "Received: raw_type='float32'"
             )
         return self
 
@@ -61,12 +64,12 @@ class Feature(BaseModel):
 
 
 class Label(BaseModel):
-    """One label column."""
+    """One label column: float32, or int64 class numbers where `kind` is multiclass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    kind: Literal["binary", "regression"] = "binary"
+    kind: Literal["binary", "regression", "multiclass"] = "binary"
 
 
 class FeatureSpec(BaseModel):

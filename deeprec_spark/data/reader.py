@@ -1,0 +1,151 @@
+"""BatchReader: leased row ranges to batches of a fixed size, the next range read in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from deeprec_spark.data.batch import Batch
+from deeprec_spark.data.columns import decode, required_columns
+from deeprec_spark.data.dataset import RowRange
+from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.features.spec import FeatureSpec
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """How ranges become batches.
+
+    Rows are shuffled within a range where `shuffle_seed` is given: a pure function of the seed, the epoch and
+    the range, so that who reads a range does not matter.
+    """
+
+    batch_size: int
+    labels: bool = True
+    sample_weight: str | None = None
+    shuffle_seed: int | None = None
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1. Received: batch_size={self.batch_size}")
+
+
+class BatchReader:
+    """Iterates over batches; each comes with the ranges whose rows have all been handed out with it.
+
+    Every batch has `batch_size` rows but the last, which may have fewer. No row is dropped and none repeated.
+
+    Example:
+        >>> reader = BatchReader(spec, ReaderOptions(batch_size=256))  # doctest: +SKIP
+        >>> for batch, finished in reader.batches(dataset.ranges):  # doctest: +SKIP
+        ...     trainer.train_step(batch)
+    """
+
+    def __init__(self, spec: FeatureSpec, options: ReaderOptions) -> None:
+        self._spec = spec
+        self._options = options
+        self._columns = required_columns(spec, labels=options.labels, sample_weight=options.sample_weight)
+        self._group: tuple[tuple[str, int], pa.Table] | None = None
+
+    def batches(self, ranges: Iterator[RowRange]) -> Iterator[tuple[Batch, list[RowRange]]]:
+        """Batches of the ranges in their order; a range is taken from the iterator one ahead of its use.
+
+        Raises:
+            ValueError: a file cannot be read or does not fit the spec (its path is in the message).
+        """
+        size = self._options.batch_size
+        parts: list[Batch] = []
+        finished: list[RowRange] = []
+        waiting = 0
+        with ThreadPoolExecutor(1, thread_name_prefix="batch-reader") as pool:
+            for part, chunk in self._prefetched(pool, ranges):
+                start = 0
+                while chunk.size - start >= size - waiting:
+                    stop = start + size - waiting
+                    batch = concatenate([*parts, slice_batch(chunk, start, stop)])
+                    parts, waiting, start = [], 0, stop
+                    done = finished + ([part] if start == chunk.size else [])
+                    finished = []
+                    yield batch, done
+                if start < chunk.size:
+                    parts.append(slice_batch(chunk, start, chunk.size))
+                    waiting += chunk.size - start
+                    # Its last rows wait for the next batch: it is finished with that one.
+                    finished.append(part)
+        if parts:
+            yield concatenate(parts), finished
+
+    def _prefetched(
+        self, pool: ThreadPoolExecutor, ranges: Iterator[RowRange]
+    ) -> Iterator[tuple[RowRange, Batch]]:
+        pending: tuple[RowRange, Future[Batch]] | None = None
+        for part in ranges:
+            following = (part, pool.submit(self._read, part))
+            if pending:
+                yield pending[0], pending[1].result()
+            pending = following
+        if pending:
+            yield pending[0], pending[1].result()
+
+    def _read(self, part: RowRange) -> Batch:
+        try:
+            table = self._read_group(part).slice(part.start, part.rows)
+            chunk = decode(
+                table, self._spec, labels=self._options.labels, sample_weight=self._options.sample_weight
+            )
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise ValueError(f"Cannot read row group {part.row_group} of {part.path}: {error}") from error
+        if chunk.size != part.rows:
+            raise ValueError(
+                f"{part.path} changed while it was read: row group {part.row_group} has {chunk.size} rows "
+                f"from {part.start} on. Received: a range of {part.rows}"
+            )
+        if self._options.shuffle_seed is None:
+            return chunk
+        seed = [self._options.shuffle_seed, self._options.epoch, part.file, part.row_group, part.start]
+        order = np.random.default_rng(seed).permutation(chunk.size)
+        return _map(chunk, lambda array: array[order])
+
+    def _read_group(self, part: RowRange) -> pa.Table:
+        """The row group's needed columns; the last one is kept, since leases cut a group into pieces."""
+        key = (part.path, part.row_group)
+        if self._group is None or self._group[0] != key:
+            filesystem, path = resolve(part.path)
+            with pq.ParquetFile(path, filesystem=filesystem) as file:
+                present = [name for name in self._columns if name in file.schema_arrow.names]
+                self._group = (key, file.read_row_group(part.row_group, columns=present))
+        return self._group[1]
+
+
+def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
+    """Rows [start, stop) of a batch, as views."""
+    return _map(batch, lambda array: array[start:stop])
+
+
+def concatenate(parts: Sequence[Batch]) -> Batch:
+    """The rows of several batches with the same columns, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    return Batch(
+        {name: np.concatenate([part.features[name] for part in parts]) for name in first.features},
+        {name: np.concatenate([part.labels[name] for part in parts]) for name in first.labels},
+        None
+        if first.sample_weight is None
+        else np.concatenate([part.sample_weight for part in parts if part.sample_weight is not None]),
+    )
+
+
+def _map(batch: Batch, function: Any) -> Batch:
+    return Batch(
+        {name: function(array) for name, array in batch.features.items()},
+        {name: function(array) for name, array in batch.labels.items()},
+        None if batch.sample_weight is None else function(batch.sample_weight),
+    )
