@@ -1,0 +1,65 @@
+"""Type-tagged JSON round trip of frozen option dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, ClassVar, TypeVar
+
+_TAG = "type"
+_T = TypeVar("_T", bound="Serializable")
+
+
+class Serializable:
+    """Base of option dataclasses: `to_dict` gives plain JSON values, `from_dict` reads them back.
+
+    Every dict carries the class name under `type`; `from_dict` accepts only subclasses of the class
+    it is called on, so that a filter can never be read where an optimizer is meant.
+    """
+
+    _registry: ClassVar[dict[str, type[Serializable]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Serializable._registry[cls.__name__] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values, and the class name as `type`."""
+        result: dict[str, Any] = {_TAG: type(self).__name__}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            result[field.name] = _encode(getattr(self, field.name))
+        return result
+
+    @classmethod
+    def from_dict(cls: type[_T], data: Mapping[str, Any]) -> _T:
+        """Read back what `to_dict` gave; a ValueError names an unknown type or field."""
+        name = data.get(_TAG)
+        target = Serializable._registry.get(name) if isinstance(name, str) else None
+        if target is None or not issubclass(target, cls):
+            raise ValueError(
+                f"Not a known {cls.__name__}; was it written by a newer version? Received: type={name!r}"
+            )
+        known = {field.name for field in dataclasses.fields(target)}  # type: ignore[arg-type]  # a dataclass
+        unknown = sorted(set(data) - known - {_TAG})
+        if unknown:
+            raise ValueError(f"{target.__name__} has no such fields. Received: {unknown}")
+        return target(**{key: _decode(value) for key, value in data.items() if key != _TAG})
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Serializable):
+        return value.to_dict()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return Serializable.from_dict(value)
+    if isinstance(value, list):
+        return tuple(_decode(item) for item in value)
+    return value
