@@ -1,0 +1,257 @@
+"""The job's YAML: data, features, model, training, cluster, evaluation, export; each wrong key is named by its path."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names file, key, what is wrong and what to do."""
+
+
+class Section(BaseModel):
+    """A part of the configuration: no unknown keys, no changes after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSection(Section):
+    """Where raw rows come from, and where the prepared ones go.
+
+    `prepared` gets `train/` and `test/` (Parquet) and `feature_spec.json`. Relative paths are relative to the
+    working directory; a path with a scheme (`hdfs://`, `s3a://`) goes to Spark as it is.
+    """
+
+    kind: Literal["synthetic", "criteo", "movielens"]
+    path: str | None = Field(None, description="Criteo TSV/CSV file or folder, or MovieLens folder.")
+    prepared: str = Field(description="Folder of prepared Parquet and the feature spec.")
+    rows: PositiveInt = Field(200_000, description="Rows to generate (kind: synthetic).")
+    seed: int = Field(1, description="Seed of the generator and of the train/test split.")
+    test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="Part of the rows held out for evaluation.")
+
+    @model_validator(mode="after")
+    def _check(self) -> DataSection:
+        if self.kind == "synthetic" and self.path is not None:
+            raise ValueError("kind 'synthetic' generates its rows: remove path, or say kind: criteo")
+        if self.kind != "synthetic" and self.path is None:
+            raise ValueError(f"kind {self.kind!r} reads files: add path")
+        return self
+
+
+class FeaturesSection(Section):
+    """How raw columns become features."""
+
+    history_length: int = Field(0, ge=0, description="MovieLens: last items of the user as a sequence; 0: none.")
+    output_files: PositiveInt | None = Field(None, description="Parquet files per split; default: as Spark has them.")
+
+
+class ModelSection(Section):
+    """A model of deeprec_spark.models by name, with its options."""
+
+    name: str = "deepfm"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelSection:
+        # Imported here: it brings Keras, which `--help` and the result files do not need.
+        from deeprec_spark.models import registry
+
+        registry.options_of(self.name, **self.options)
+        return self
+
+
+class OptimizerSection(Section):
+    """An optimizer by name; further keys are its own arguments (`beta_1: 0.9`)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    learning_rate: float | None = Field(None, gt=0.0)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments that the YAML gives."""
+        given = dict(self.model_extra or {})
+        if self.learning_rate is not None:
+            given["learning_rate"] = self.learning_rate
+        return given
+
+
+class EarlyStoppingSection(Section):
+    """Stop when `monitor` has not improved for `patience` epochs, and go back to the best one."""
+
+    monitor: str = "val_auc"
+    mode: Literal["auto", "min", "max"] = "max"
+    patience: int = Field(1, ge=0)
+
+
+class TrainingSection(Section):
+    """What `fit` is told."""
+
+    model_dir: str = Field(description="Folder of checkpoints; a second run goes on from the last one.")
+    epochs: PositiveInt = 1
+    batch_size: PositiveInt = 2048
+    optimizer: OptimizerSection = OptimizerSection(name="adam", learning_rate=0.001)
+    sparse_optimizer: OptimizerSection = OptimizerSection(name="adagrad", learning_rate=0.05)
+    validate_each_epoch: bool = Field(False, description="Evaluate the held-out rows after each epoch.")
+    early_stopping: EarlyStoppingSection | None = None
+    class_weight: dict[int, float] | None = None
+    seed: int = 0
+    tensorboard: str | None = Field(None, description="Folder of TensorBoard logs.")
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainingSection:
+        stopping = self.early_stopping
+        if stopping is not None and stopping.monitor.startswith("val_") and not self.validate_each_epoch:
+            raise ValueError(
+                f"early_stopping watches {stopping.monitor!r}, which needs validate_each_epoch: true"
+            )
+        return self
+
+
+class ClusterSection(Section):
+    """Where it runs. `conf` are Spark properties; those of spark-submit and of a running session win."""
+
+    num_ps: int = Field(0, ge=0, description="Parameter servers; 0 keeps the tables inside the one worker.")
+    workers: PositiveInt = Field(1, description="Workers in all.")
+    mode: Literal["async", "sync"] = "async"
+    conf: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> ClusterSection:
+        if self.num_ps == 0 and self.workers != 1:
+            raise ValueError(
+                f"num_ps: 0 hosts the tables inside one worker: set workers: 1 or num_ps: 1 or more. "
+                f"Received: workers={self.workers}"
+            )
+        return self
+
+
+class EvaluationSection(Section):
+    """How the held-out rows are judged."""
+
+    batch_size: PositiveInt = 8192
+    min_auc: float | None = Field(None, ge=0.0, le=1.0, description="`evaluate` fails below this AUC.")
+
+
+class ExportSection(Section):
+    """Where the deployable model goes."""
+
+    path: str = Field(description="Folder of the SavedModel; replaced when it is there.")
+
+
+class JobConfig(Section):
+    """One job, as `conf/*.yaml` writes it.
+
+    Example:
+        >>> config = load_config("conf/movielens.yaml", overrides=["training.epochs=2"])
+        >>> config.training.epochs
+        2
+    """
+
+    name: str = "deeprec-spark"
+    data: DataSection
+    features: FeaturesSection = FeaturesSection()
+    model: ModelSection = Field(default_factory=ModelSection)
+    training: TrainingSection
+    cluster: ClusterSection = ClusterSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    export: ExportSection
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """Read and check a job's YAML.
+
+    Args:
+        path: The YAML file.
+        overrides: `section.key=value` texts that replace what the file says; the value is read as YAML.
+
+    Raises:
+        ConfigError: The file is unreadable, is no YAML, or has wrong keys or values; every one is listed.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"Cannot read the configuration: {error.strerror}. Received: path={str(path)!r}") from error
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{path} must hold sections such as 'data:' and 'training:'. Received: {raw!r}")
+    return parse_config(raw, overrides, source=str(path))
+
+
+def parse_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> JobConfig:
+    """The same from values that are already read; `source` is what errors call them."""
+    values = _deep_copy(raw)
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return JobConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(problem) for problem in error.errors()]
+        raise ConfigError(f"{source}: {len(lines)} problem(s)\n" + "\n".join(f"  {line}" for line in lines)) from error
+
+
+def _deep_copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _deep_copy(item) for key, item in value.items()}
+    return value
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise ConfigError(f"An override reads section.key=value. Received: {override!r}")
+    place = values
+    for part in parts[:-1]:
+        if place.get(part) is None:
+            place[part] = {}
+        place = place[part]
+        if not isinstance(place, dict):
+            raise ConfigError(f"{part!r} is a value, not a section, in override {override!r}")
+    try:
+        place[parts[-1]] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The value of override {override!r} is not YAML: {error}") from error
+
+
+def _explain(problem: Any) -> str:
+    """One line for one wrong key: its path, what is wrong, and the nearest right key."""
+    location = [str(part) for part in problem["loc"]]
+    path = ".".join(location) or "(top level)"
+    kind = problem["type"]
+    if kind == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        close = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"{path}: unknown key; {hint}Known: {', '.join(known)}. Received: {problem['input']!r}"
+    if kind == "missing":
+        return f"{path}: is needed and missing"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if "Received:" in message or isinstance(problem["input"], Mapping):
+        return f"{path}: {message}"
+    return f"{path}: {message}. Received: {problem['input']!r}"
+
+
+def _known_keys(section: Sequence[str]) -> list[str]:
+    """The keys of the section at this path."""
+    model: type[BaseModel] = JobConfig
+    for name in section:
+        annotation = model.model_fields[name].annotation if name in model.model_fields else None
+        inner = [part for part in (annotation, *getattr(annotation, "__args__", ())) if isinstance(part, type)]
+        sections = [part for part in inner if issubclass(part, BaseModel)]
+        if not sections:
+            return []
+        model = sections[0]
+    return list(model.model_fields)
