@@ -117,7 +117,7 @@ def _decode_labels(table: pa.Table, spec: FeatureSpec) -> Mapping[str, npt.NDArr
 def _numbers(column: pa.ChunkedArray, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if column.null_count:
         raise ValueError(
-            f"Column {name!r} holds {column.null_count} nulls: prepare the data (FeatureTable.fillna) or give "
+            f"Column {name!r} holds {column.null_count} nulls: prepare it (FeatureTable.fillna), or give "
             f"the DataFrame itself to the Estimator, which fills the defaults. Received: type {column.type}"
         )
     kind = column.type

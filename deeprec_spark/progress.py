@@ -1,0 +1,91 @@
+"""Live progress of training on the driver: a bar on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+logger = logging.getLogger(__name__)
+
+LOG_SECONDS = 10.0
+
+
+class ProgressDisplay:
+    """Shows samples, speed and metrics of the running epoch.
+
+    Args:
+        verbose: 0 shows nothing, 1 a bar (or a log line every ten seconds where stderr is no terminal) and a
+            line for each epoch, 2 only the line.
+        epochs: number of the last epoch, for the headings.
+
+    Example:
+        >>> with ProgressDisplay(verbose=0, epochs=1) as display:
+        ...     display.begin("epoch 1/1", total=100)
+        ...     display.update(50, {"loss": 0.7})
+        ...     display.end({"loss": 0.6})
+    """
+
+    def __init__(self, verbose: int, epochs: int) -> None:
+        self.epochs = epochs
+        self._verbose = verbose
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if verbose == 1 and sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[status]}"),
+                console=Console(stderr=True),
+            )
+        self._label = ""
+        self._total = 0
+        self._samples = 0
+        self._started = self._next_log = time.monotonic()
+
+    def __enter__(self) -> ProgressDisplay:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def begin(self, label: str, total: int) -> None:
+        """Start a phase of `total` samples."""
+        self._label, self._total, self._samples = label, total, 0
+        self._started = time.monotonic()
+        self._next_log = self._started + LOG_SECONDS
+        if self._bar:
+            self._task = self._bar.add_task(label, total=total, status="")
+
+    def update(self, samples: int, logs: Mapping[str, float]) -> None:
+        """Show that `samples` of the phase are done, and its metrics so far."""
+        self._samples = samples
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=samples, status=self._status(logs))
+        elif self._verbose == 1 and time.monotonic() >= self._next_log:
+            self._next_log = time.monotonic() + LOG_SECONDS
+            logger.info("%s: %d/%d samples, %s", self._label, samples, self._total, self._status(logs))
+
+    def end(self, logs: Mapping[str, float]) -> None:
+        """Finish the phase with its final metrics."""
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=self._total, status=self._status(logs))
+        if self._verbose:
+            seconds = time.monotonic() - self._started
+            logger.info("%s: %.1f s, %s", self._label, seconds, self._status(logs))
+
+    def _status(self, logs: Mapping[str, float]) -> str:
+        speed = self._samples / max(time.monotonic() - self._started, 1e-9)
+        return f"{speed:,.0f} samples/s" + "".join(f", {name} {value:.4f}" for name, value in logs.items())
