@@ -1,0 +1,237 @@
+"""What the coordinator answers to nodes: one handler for each method they call."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from deeprec_spark.runtime.errors import NodeFailure
+from deeprec_spark.runtime.job_state import JobState
+from deeprec_spark.runtime.messages import Message
+from deeprec_spark.runtime.node_log import log_node_lines
+from deeprec_spark.runtime.phases import PhaseResult, Progress
+from deeprec_spark.runtime.transport import Handler
+
+# A long poll returns empty-handed after this and the node asks again, so that no call outlives its deadline.
+MAX_POLL_SECONDS = 20.0
+
+
+class NodeService:
+    """Handlers over a job's state. A call of a copy that lost its rank raises StaleNodeError."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._members = state.members
+        self._condition = state.condition
+
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers by method name."""
+        return {
+            "claim": self._claim,
+            "announce": self._announce,
+            "heartbeat": self._heartbeat,
+            "exited": self._exited,
+            "log": self._log,
+            "servers": self._servers,
+            "next_phase": self._next_phase,
+            "lease": self._lease,
+            "complete": self._complete,
+            "progress": self._progress,
+            "finish": self._finish,
+            "fail": self._fail,
+        }
+
+    # --- membership ---
+
+    def _claim(self, message: Message) -> Message:
+        rank = _integer(message, "rank")
+        member = self._members.claim(
+            rank,
+            _text(message, "attempt"),
+            _text(message, "host"),
+            timeout=_poll_seconds(message),
+            stopping=lambda: self._state.ended,
+        )
+        with self._condition:
+            if self._state.ended:
+                return Message({"status": "stop"})
+            if member is None:
+                holder = self._members.get(rank)
+                return Message({"status": "standby" if holder is not None and holder.alive else "stop"})
+            options = self._state.options
+            return Message(
+                {
+                    "status": "accepted",
+                    "incarnation": member.incarnation,
+                    "heartbeat_interval": options.heartbeat_interval,
+                    "heartbeat_timeout": options.heartbeat_timeout,
+                }
+            )
+
+    def _announce(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        address = _text(message, "address") if rank < self._state.options.num_ps else None
+        self._members.announce(rank, incarnation, address)
+        return Message()
+
+    def _heartbeat(self, message: Message) -> Message:
+        self._members.beat(*_identity(message))
+        with self._condition:
+            return Message({"status": "stop" if self._state.ended else "ok"})
+
+    def _exited(self, message: Message) -> Message:
+        code = _integer(message, "code")
+        self._members.exited(
+            *_identity(message), failed=code != 0, reason=f"its process ended with exit code {code}"
+        )
+        return Message()
+
+    def _log(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        lines = message.header.get("lines")
+        if not isinstance(lines, list):
+            raise ValueError(f"The message needs a list `lines`. Received: {type(lines).__name__}")
+        lines = [str(line) for line in lines]
+        with self._condition:
+            member = self._members.get(rank)
+            if member is not None and member.incarnation == incarnation:
+                member.log_tail.extend(lines)
+        log_node_lines(rank, self._state.options.num_ps, lines)
+        return Message()
+
+    def _servers(self, message: Message) -> Message:
+        ranks = range(self._state.options.num_ps)
+        with self._condition:
+            self._members.current(*_identity(message))
+            ready = self._condition.wait_for(
+                lambda: self._state.ended or self._members.all_running(ranks), _poll_seconds(message)
+            )
+            if self._state.ended:
+                return Message({"status": "stop"})
+            if not ready:
+                return Message({"status": "wait", "missing": self._members.describe_missing(ranks)})
+            members = [self._members.get(rank) for rank in ranks]
+            return Message({"status": "ready", "addresses": [member.address for member in members if member]})
+
+    # --- phases ---
+
+    def _next_phase(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+
+        def has_work() -> bool:
+            state = self._state.phase
+            return state is not None and rank in state.ranks and rank not in state.results
+
+        with self._condition:
+            self._members.current(rank, incarnation)
+            self._condition.wait_for(lambda: self._state.ended or has_work(), _poll_seconds(message))
+            if self._state.ended:
+                return Message({"status": "stop"})
+            self._members.current(rank, incarnation)
+            state = self._state.phase
+            if state is None or not has_work():
+                return Message({"status": "wait"})
+            state.last_activity[rank] = time.monotonic()
+            blob = np.frombuffer(state.phase.blob, dtype=np.uint8)
+            return Message({"status": "phase", "phase": state.message_for(rank)}, {"blob": blob})
+
+    def _lease(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        end = time.monotonic() + _poll_seconds(message)
+        with self._condition:
+            while True:
+                self._members.current(rank, incarnation)
+                state = self._state.running(_integer(message, "phase"))
+                if self._state.ended or state is None or state.queue is None:
+                    return Message({"status": "stop" if self._state.ended else "none"})
+                state.last_activity[rank] = time.monotonic()
+                lease = state.queue.take(rank)
+                if lease is not None:
+                    found = {"index": lease.index, "epoch": lease.epoch, "item": dict(lease.item)}
+                    return Message({"status": "item", **found})
+                # What others hold may come back if they die: stay until it is done.
+                if state.queue.leased == state.queue.held(rank):
+                    return Message({"status": "none"})
+                left = end - time.monotonic()
+                if left <= 0:
+                    return Message({"status": "wait"})
+                self._condition.wait(left)
+
+    def _complete(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        with self._condition:
+            self._members.current(rank, incarnation)
+            state = self._state.running(_integer(message, "phase"))
+            counted = False
+            if state is not None and state.queue is not None:
+                state.last_activity[rank] = time.monotonic()
+                counted = state.queue.complete(rank, _integer(message, "index"), _integer(message, "epoch"))
+                self._condition.notify_all()
+            return Message({"counted": counted})
+
+    def _progress(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        with self._condition:
+            self._members.current(rank, incarnation)
+            state = self._state.running(_integer(message, "phase"))
+            if state is not None:
+                state.last_activity[rank] = time.monotonic()
+                state.progress[rank] = Progress(rank, _mapping(message, "data"))
+                state.unseen_progress = True
+                self._condition.notify_all()
+        return Message()
+
+    def _finish(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        result = PhaseResult(rank, _mapping(message, "data"), message.array("blob", np.uint8).tobytes())
+        with self._condition:
+            self._members.current(rank, incarnation)
+            state = self._state.running(_integer(message, "phase"))
+            if state is not None and rank in state.ranks:
+                state.results[rank] = result
+                self._condition.notify_all()
+        return Message()
+
+    def _fail(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        with self._condition:
+            member = self._members.current(rank, incarnation)
+            trace, tail = _text(message, "traceback"), tuple(member.log_tail)
+            self._state.fail(
+                NodeFailure(rank, self._members.name(rank), _text(message, "reason"), trace, tail)
+            )
+        return Message()
+
+
+def _integer(message: Message, name: str) -> int:
+    value: Any = message.header.get(name)
+    if type(value) is not int:
+        raise ValueError(f"The message needs an integer {name!r}. Received: {name}={str(value)[:100]}")
+    return value
+
+
+def _text(message: Message, name: str) -> str:
+    value: Any = message.header.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"The message needs a string {name!r}. Received: {name}={str(value)[:100]}")
+    return value
+
+
+def _mapping(message: Message, name: str) -> dict[str, Any]:
+    value: Any = message.header.get(name)
+    if not isinstance(value, dict):
+        raise ValueError(f"The message needs an object {name!r}. Received: {name}={str(value)[:100]}")
+    return value
+
+
+def _identity(message: Message) -> tuple[int, int]:
+    return _integer(message, "rank"), _integer(message, "incarnation")
+
+
+def _poll_seconds(message: Message) -> float:
+    value: Any = message.header.get("timeout", MAX_POLL_SECONDS)
+    if not isinstance(value, (int, float)) or not value >= 0:
+        raise ValueError(f"The message needs `timeout` in seconds. Received: timeout={str(value)[:100]}")
+    return min(MAX_POLL_SECONDS, float(value))

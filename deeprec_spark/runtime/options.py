@@ -1,0 +1,83 @@
+"""Options of a job's runtime: who takes part, and how long each may be silent."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Literal
+
+from deeprec_spark.runtime.transport import TlsOptions
+
+Mode = Literal["async", "sync"]
+
+
+def check_topology(num_ps: int, num_workers: int, mode: str) -> None:
+    """ValueError unless these make a job."""
+    if num_ps < 0 or num_workers < 1:
+        raise ValueError(
+            f"A job needs num_ps >= 0 and at least one worker. Received: num_ps={num_ps}, num_workers={num_workers}"
+        )
+    if num_ps == 0 and num_workers != 1:
+        raise ValueError(
+            "num_ps=0 keeps the tables inside the one worker; for more workers set num_ps >= 1. "
+            f"Received: num_ps=0, num_workers={num_workers}"
+        )
+    if mode not in ("async", "sync"):
+        raise ValueError(f"mode must be 'async' or 'sync'. Received: mode={mode!r}")
+
+
+def describe_rank(rank: int, num_ps: int) -> str:
+    """`server 0 (rank 0)` or `worker 0 (rank 1)`."""
+    return f"server {rank} (rank {rank})" if rank < num_ps else f"worker {rank - num_ps} (rank {rank})"
+
+
+@dataclass(frozen=True)
+class CoordinatorOptions:
+    """Options of the driver's coordinator. Times are seconds.
+
+    Arguments:
+        num_ps, num_workers, mode: the job's topology; ranks below num_ps are servers, the rest workers.
+        token: the job's secret, carried by every call.
+        host: the address under which executors reach the driver (`spark.driver.host`).
+        bind_host: the interface to bind if that is another one; port 0 takes a free port.
+        registration_timeout: from the start until every node must have registered.
+        start_timeout: from a node's process start until it must serve or ask for work (imports included).
+        heartbeat_interval, heartbeat_timeout: how often a node reports, and after what silence it is lost.
+        rejoin_timeout: async: how long the job waits for Spark to start a lost worker again.
+        stall_timeout: how long a worker may make no progress in a phase, though it is alive.
+        failure_grace: how long to collect further reports after a first failure, to name the cause.
+    """
+
+    num_ps: int
+    num_workers: int
+    mode: Mode = "async"
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    host: str = "127.0.0.1"
+    bind_host: str | None = None
+    port: int = 0
+    tls: TlsOptions | None = None
+    registration_timeout: float = 300.0
+    start_timeout: float = 180.0
+    heartbeat_interval: float = 2.0
+    heartbeat_timeout: float = 30.0
+    rejoin_timeout: float = 120.0
+    stall_timeout: float = 3600.0
+    failure_grace: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_topology(self.num_ps, self.num_workers, self.mode)
+        if self.heartbeat_interval * 2 > self.heartbeat_timeout:
+            raise ValueError(
+                "heartbeat_timeout must be at least twice heartbeat_interval. Received: "
+                f"heartbeat_interval={self.heartbeat_interval}, heartbeat_timeout={self.heartbeat_timeout}"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        """Servers and workers together."""
+        return self.num_ps + self.num_workers
+
+    @property
+    def worker_ranks(self) -> range:
+        """The ranks of the workers."""
+        return range(self.num_ps, self.num_nodes)

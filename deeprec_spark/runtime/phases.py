@@ -1,0 +1,98 @@
+"""Phases: what the driver asks all workers to do together, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deeprec_spark.runtime.work_queue import WorkQueue
+
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One round of work, e.g. an epoch of training, an evaluation, a save.
+
+    Arguments:
+        kind: what the worker's main switches on.
+        payload: JSON-able settings, the same for every rank.
+        items: work handed out dynamically: a worker leases the next item when it is ready for it.
+        assignment: or work fixed beforehand: one list of items for each of `ranks`, in their order.
+        ranks: the worker ranks that take part (ranks below num_ps are servers); None for all workers.
+        blob: bytes for the workers, e.g. weights.
+        shuffle, seed: the order in which `items` are handed out.
+    """
+
+    kind: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    items: Sequence[Item] | WorkQueue | None = None
+    assignment: Sequence[Sequence[Item]] | None = None
+    ranks: Sequence[int] | None = None
+    blob: bytes = b""
+    shuffle: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.items is not None and self.assignment is not None:
+            raise ValueError(f"A phase has items or an assignment. Received: both, kind={self.kind!r}")
+
+    def queue(self) -> WorkQueue | None:
+        """The queue that hands out `items`."""
+        if self.items is None or isinstance(self.items, WorkQueue):
+            return self.items
+        return WorkQueue(self.items, shuffle=self.shuffle, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """What one worker gave back: JSON-able data and bytes."""
+
+    rank: int
+    data: Mapping[str, Any]
+    blob: bytes = b""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The newest report of one worker in the current phase."""
+
+    rank: int
+    data: Mapping[str, Any]
+
+
+@dataclass
+class PhaseState:
+    """The coordinator's book of the running phase; guarded by its lock."""
+
+    number: int
+    phase: Phase
+    ranks: tuple[int, ...]
+    queue: WorkQueue | None
+    results: dict[int, PhaseResult] = field(default_factory=dict)
+    progress: dict[int, Progress] = field(default_factory=dict)
+    last_activity: dict[int, float] = field(default_factory=dict)
+    unseen_progress: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has given its result."""
+        return len(self.results) == len(self.ranks)
+
+    def unfinished_ranks(self) -> list[int]:
+        """The ranks that still work."""
+        return [rank for rank in self.ranks if rank not in self.results]
+
+    def message_for(self, rank: int) -> dict[str, Any]:
+        """The JSON that tells a worker what to do."""
+        assignment = self.phase.assignment
+        return {
+            "number": self.number,
+            "kind": self.phase.kind,
+            "payload": dict(self.phase.payload),
+            "dynamic": self.queue is not None,
+            "items": [dict(item) for item in assignment[self.ranks.index(rank)]]
+            if assignment is not None
+            else [],
+        }

@@ -1,0 +1,161 @@
+"""WorkQueue: the items of an epoch, leased to workers one at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One item handed to one owner until it is completed or the owner is lost."""
+
+    index: int
+    epoch: int
+    item: Item
+
+
+class WorkQueue:
+    """Items handed out once an epoch; an item whose owner dies goes back to the front.
+
+    An epoch ends when each of its items is completed; the next one, with its own order, starts then. Shuffling is
+    a pure function of (seed, epoch). Safe from many threads. Never waits: `take` returns None where all is handed out.
+
+    Arguments:
+        items: JSON-able dicts, e.g. a file and its row group.
+        num_epochs: how many times each item is handed out.
+        shuffle: order by seed and epoch instead of as given.
+
+    Example:
+        >>> queue = WorkQueue([{"file": "a"}])
+        >>> lease = queue.take("worker 0")
+        >>> queue.complete("worker 0", lease.index), queue.finished
+        (True, True)
+    """
+
+    def __init__(
+        self, items: Sequence[Item], *, num_epochs: int = 1, shuffle: bool = False, seed: int = 0
+    ) -> None:
+        if num_epochs < 1:
+            raise ValueError(f"num_epochs must be at least 1. Received: num_epochs={num_epochs}")
+        if seed < 0:
+            raise ValueError(f"seed must not be negative. Received: seed={seed}")
+        self._items = [dict(item) for item in items]
+        self._num_epochs = num_epochs
+        self._shuffle = shuffle
+        self._seed = seed
+        self._lock = threading.Lock()
+        self._start(epoch=0, completed=())
+
+    def take(self, owner: Hashable) -> Lease | None:
+        """The next item for this owner, or None while (or because) there is none to hand out."""
+        with self._lock:
+            if not self._pending:
+                return None
+            index = self._pending.popleft()
+            self._owners[index] = owner
+            return Lease(index, self._epoch, self._items[index])
+
+    def complete(self, owner: Hashable, index: int, epoch: int | None = None) -> bool:
+        """Mark an item as done; False if this owner no longer holds it (then its work must not count)."""
+        with self._lock:
+            if (epoch is not None and epoch != self._epoch) or self._owners.get(index, _NOBODY) != owner:
+                return False
+            del self._owners[index]
+            self._completed.append(index)
+            if not self._pending and not self._owners and self._epoch + 1 < self._num_epochs:
+                self._start(self._epoch + 1, completed=())
+            return True
+
+    def release(self, owner: Hashable) -> int:
+        """Take back all that this owner holds; the number of items that others will get."""
+        with self._lock:
+            returned = [index for index, holder in self._owners.items() if holder == owner]
+            for index in returned:
+                del self._owners[index]
+            self._pending.extendleft(reversed(returned))
+            return len(returned)
+
+    def held(self, owner: Hashable) -> int:
+        """Number of items that this owner holds."""
+        with self._lock:
+            return sum(holder == owner for holder in self._owners.values())
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self._epoch
+
+    @property
+    def pending(self) -> int:
+        """Items of this epoch that nobody holds yet."""
+        return len(self._pending)
+
+    @property
+    def leased(self) -> int:
+        """Items that are being worked on."""
+        return len(self._owners)
+
+    @property
+    def completed(self) -> int:
+        """Items of this epoch that are done."""
+        return len(self._completed)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every item of every epoch is done."""
+        with self._lock:
+            return not self._pending and not self._owners and self._epoch + 1 >= self._num_epochs
+
+    def to_dict(self) -> dict[str, Any]:
+        """The position, JSON-able; what is leased counts as not done."""
+        with self._lock:
+            return {
+                "version": 1,
+                "items": [dict(item) for item in self._items],
+                "num_epochs": self._num_epochs,
+                "shuffle": self._shuffle,
+                "seed": self._seed,
+                "epoch": self._epoch,
+                "completed": list(self._completed),
+            }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> WorkQueue:
+        """A queue that goes on where `to_dict` was called."""
+        if state.get("version") != 1:
+            raise ValueError(
+                f"Not a WorkQueue state of version 1. Received: version={state.get('version')!r}"
+            )
+        queue = cls(
+            state["items"], num_epochs=state["num_epochs"], shuffle=state["shuffle"], seed=state["seed"]
+        )
+        completed = [int(index) for index in state["completed"]]
+        if len(set(completed)) != len(completed) or not all(0 <= i < len(queue._items) for i in completed):
+            raise ValueError(
+                f"A WorkQueue state completes items once, by their index. Received: {completed[:20]}"
+            )
+        queue._start(int(state["epoch"]), completed=completed)
+        return queue
+
+    def _start(self, epoch: int, completed: Sequence[int]) -> None:
+        count = len(self._items)
+        if self._shuffle:
+            order = np.random.default_rng([self._seed, epoch]).permutation(count).tolist()
+        else:
+            order = list(range(count))
+        done = set(completed)
+        self._epoch = epoch
+        self._pending = deque(index for index in order if index not in done)
+        self._owners: dict[int, Hashable] = {}
+        self._completed = list(completed)
+
+
+_NOBODY = object()

@@ -1,0 +1,253 @@
+"""A node's side of the coordinator: registration, heartbeats, phases, leases."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from deeprec_spark.runtime.errors import ConnectionLostError, JobEndedError, RegistrationError, StaleNodeError
+from deeprec_spark.runtime.messages import Message
+from deeprec_spark.runtime.transport import Connection, TlsOptions
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 20.0
+_CALL_SECONDS = 60.0
+_MAX_TRACEBACK = 20_000
+
+
+@dataclass(frozen=True)
+class PhaseTask:
+    """One worker's part of a phase: what to do, and its items where they were assigned beforehand."""
+
+    number: int
+    kind: str
+    payload: Mapping[str, Any]
+    blob: bytes
+    dynamic: bool
+    items: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class LeasedItem:
+    """An item to work on; behaves like the mapping it holds."""
+
+    data: Mapping[str, Any]
+    index: int = field(repr=False)
+    epoch: int = field(repr=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.data[name]
+
+
+class NodeClient:
+    """Calls that every node and its supervisor make. Safe from several threads."""
+
+    def __init__(
+        self, address: str, *, token: str, rank: int, incarnation: int = 0, tls: TlsOptions | None = None
+    ) -> None:
+        self.rank = rank
+        self.incarnation = incarnation
+        self._connection = Connection(address, token=token, tls=tls, timeout=_CALL_SECONDS)
+
+    def claim(self, attempt: str, host: str, *, timeout: float = _POLL_SECONDS) -> Mapping[str, Any]:
+        """Ask for this rank: status `accepted` (with the incarnation), `standby` (ask again) or `stop`."""
+        answer = self._call("claim", {"attempt": attempt, "host": host, "timeout": timeout}).header
+        if answer["status"] == "accepted":
+            self.incarnation = answer["incarnation"]
+        return answer
+
+    def announce(self, address: str | None) -> None:
+        """This node runs (and, a server, listens at `address`)."""
+        self._call("announce", {"address": address})
+
+    def heartbeat(self) -> bool:
+        """A sign of life; False if the job has ended."""
+        return bool(self._call("heartbeat", {}, timeout=10.0).header["status"] == "ok")
+
+    def exited(self, code: int) -> None:
+        """The node's process ended with this exit code."""
+        self._call("exited", {"code": code})
+
+    def log(self, lines: Sequence[str]) -> None:
+        """Lines for the driver's log."""
+        self._call("log", {"lines": list(lines)})
+
+    def servers(self, timeout: float) -> list[str]:
+        """The addresses of all servers, in rank order, once they run.
+
+        Raises:
+            RegistrationError: not all run after `timeout` seconds; names the missing ones.
+            JobEndedError: the job ended.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            left = max(0.0, end - time.monotonic())
+            answer = self._call("servers", {"timeout": min(left, _POLL_SECONDS)}).header
+            if answer["status"] == "ready":
+                return list(answer["addresses"])
+            if answer["status"] == "stop":
+                raise JobEndedError
+            if left <= 0:
+                raise RegistrationError(
+                    f"Servers did not start in {timeout:.0f} s. Received: {answer['missing']}"
+                )
+
+    def fail(self, error: BaseException) -> None:
+        """Report this node's failure with its traceback; the driver raises it."""
+        text = "".join(traceback.format_exception(error))
+        if len(text) > _MAX_TRACEBACK:
+            text = text[: _MAX_TRACEBACK // 2] + "\n  …\n" + text[-_MAX_TRACEBACK // 2 :]
+        self._call("fail", {"reason": f"{type(error).__name__}: {error}"[:2000], "traceback": text})
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _call(
+        self,
+        method: str,
+        header: Mapping[str, Any],
+        arrays: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Message:
+        message = Message({"rank": self.rank, "incarnation": self.incarnation, **header}, arrays or {})
+        return self._connection.call(method, message, timeout=timeout)
+
+
+class WorkerClient(NodeClient):
+    """What a worker's main function talks to.
+
+    Example:
+        >>> while (task := client.next_phase()) is not None:    # doctest: +SKIP
+        ...     while (item := client.lease()) is not None:
+        ...         work(item)
+        ...         client.complete(item)
+        ...     client.finish({"rows": rows})
+    """
+
+    _task: PhaseTask | None = None
+
+    def next_phase(self) -> PhaseTask | None:
+        """Wait for the next phase in which this worker takes part; None when the job ends."""
+        while True:
+            answer = self._call("next_phase", {"timeout": _POLL_SECONDS})
+            status = answer.header["status"]
+            if status == "stop":
+                return None
+            if status == "phase":
+                found = dict(answer.header["phase"])
+                found["items"] = tuple(found["items"])
+                self._task = PhaseTask(**found, blob=answer.array("blob", np.uint8).tobytes())
+                self._assigned = deque(
+                    LeasedItem(item, index, 0) for index, item in enumerate(self._task.items)
+                )
+                return self._task
+
+    def lease(self, *, wait: bool = True) -> LeasedItem | None:
+        """The next item of the phase, leased or assigned; None when there is nothing more to do.
+
+        With `wait` it stays while other workers still hold items, since those come back if a worker dies: hold no
+        uncompleted item in the same thread then, or use `wait=False`, which returns None where nothing is free now.
+
+        Raises:
+            JobEndedError: the job ended.
+        """
+        task = self._current()
+        if not task.dynamic:
+            return self._assigned.popleft() if self._assigned else None
+        while True:
+            timeout = _POLL_SECONDS if wait else 0.0
+            answer = self._call("lease", {"phase": task.number, "timeout": timeout}).header
+            status = answer["status"]
+            if status == "item":
+                return LeasedItem(answer["item"], answer["index"], answer["epoch"])
+            if status == "stop":
+                raise JobEndedError
+            if status == "none" or not wait:
+                return None
+
+    def complete(self, item: LeasedItem) -> bool:
+        """The item's samples are trained; False if it was given to another worker meanwhile."""
+        task = self._current()
+        if not task.dynamic:
+            return True
+        header = {"phase": task.number, "index": item.index, "epoch": item.epoch}
+        return bool(self._call("complete", header).header["counted"])
+
+    def items(self) -> Iterator[LeasedItem]:
+        """Lease items until there are none; each is completed when the next one is asked for."""
+        while (item := self.lease()) is not None:
+            yield item
+            self.complete(item)
+
+    def progress(self, data: Mapping[str, Any]) -> None:
+        """Report JSON-able progress to the driver's callback."""
+        self._call("progress", {"phase": self._current().number, "data": dict(data)})
+
+    def finish(self, data: Mapping[str, Any] | None = None, blob: bytes = b"") -> None:
+        """End this worker's part of the phase with JSON-able data and bytes."""
+        header = {"phase": self._current().number, "data": dict(data or {})}
+        self._call("finish", header, {"blob": np.frombuffer(blob, dtype=np.uint8)})
+        self._task = None
+
+    def _current(self) -> PhaseTask:
+        if self._task is None:
+            raise RuntimeError("No phase is running here: call next_phase() first. Received: no phase")
+        return self._task
+
+
+class Heartbeat:
+    """Sends heartbeats from a thread of its own until closed.
+
+    `on_stop(reason)` is called once, from that thread, when the job has ended, when this copy was replaced, or when
+    the driver was out of reach for `timeout` seconds.
+    """
+
+    def __init__(
+        self, client: NodeClient, *, interval: float, timeout: float, on_stop: Callable[[str], None]
+    ) -> None:
+        self._client = client
+        self._interval = interval
+        self._timeout = timeout
+        self._on_stop = on_stop
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._last = time.monotonic()
+        while not self._closed.wait(self._interval):
+            reason = self._beat()
+            if reason is not None:
+                self._on_stop(reason)
+                return
+
+    def _beat(self) -> str | None:
+        """Why this node must stop, if it must."""
+        try:
+            if not self._client.heartbeat():
+                return "the job has ended"
+        except StaleNodeError as error:
+            return str(error)
+        except (ConnectionLostError, TimeoutError, PermissionError) as error:
+            if time.monotonic() - self._last > self._timeout:
+                return f"the driver was out of reach for {self._timeout:.0f} s: {error}"
+            logger.warning("No heartbeat to the driver: %s", error)
+            return None
+        self._last = time.monotonic()
+        return None
+
+    def close(self) -> None:
+        """End the thread; `on_stop` is not called afterwards."""
+        self._closed.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(30.0)
