@@ -1,0 +1,37 @@
+"""Checkpoints: the manifest that commits one, and read-only stores over them."""
+
+from deeprec_spark.checkpoint.directory import (
+    check_files,
+    commit,
+    directory_of,
+    find,
+    latest,
+    load,
+    prune,
+    steps,
+)
+from deeprec_spark.checkpoint.errors import (
+    CheckpointCorruptError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+)
+from deeprec_spark.checkpoint.manifest import FileRecord, Manifest, ModelRecord, TableRecord, WeightRecord
+
+__all__ = [
+    "CheckpointCorruptError",
+    "CheckpointMismatchError",
+    "CheckpointNotFoundError",
+    "FileRecord",
+    "Manifest",
+    "ModelRecord",
+    "TableRecord",
+    "WeightRecord",
+    "check_files",
+    "commit",
+    "directory_of",
+    "find",
+    "latest",
+    "load",
+    "prune",
+    "steps",
+]

@@ -1,0 +1,229 @@
+"""The manifest of a checkpoint: what it holds and whose it is. Written last, it commits the checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deeprec_spark.checkpoint.errors import CheckpointMismatchError
+from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.options import EmbeddingVariableOption
+from deeprec_spark.embedding.store import CheckpointFile, TableSpec
+from deeprec_spark.features.spec import FeatureSpec
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileRecord(_Record):
+    """One file: path relative to the checkpoint, the table it belongs to (None: dense), rows, bytes, SHA-256."""
+
+    path: str
+    table: str | None
+    rows: int = Field(ge=0)
+    num_bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @classmethod
+    def of(cls, file: CheckpointFile) -> FileRecord:
+        """The record of a file that a store wrote."""
+        return cls(
+            path=file.path,
+            table=file.table,
+            rows=file.rows,
+            num_bytes=file.num_bytes,
+            sha256=file.sha256,
+        )
+
+
+class TableRecord(_Record):
+    """One embedding table: its TableSpec as JSON."""
+
+    name: str
+    embedding_dim: int = Field(ge=1)
+    option: dict[str, Any]
+    optimizer: dict[str, Any] | None
+    seed: int
+
+    @classmethod
+    def of(cls, spec: TableSpec) -> TableRecord:
+        """The record of a table."""
+        return cls(
+            name=spec.name,
+            embedding_dim=spec.embedding_dim,
+            option=spec.option.to_dict(),
+            optimizer=None if spec.optimizer is None else spec.optimizer.to_dict(),
+            seed=spec.seed,
+        )
+
+    def table_spec(self) -> TableSpec:
+        """The table as the store takes it."""
+        return TableSpec(
+            name=self.name,
+            embedding_dim=self.embedding_dim,
+            option=EmbeddingVariableOption.from_dict(self.option),
+            optimizer=None if self.optimizer is None else Optimizer.from_dict(self.optimizer),
+            seed=self.seed,
+        )
+
+    @property
+    def default_value(self) -> float:
+        """What an id without an admitted row reads at inference: the table's `default_value_no_permission`."""
+        return float(self.table_spec().option.init_option.default_value_no_permission)
+
+
+class WeightRecord(_Record):
+    """One dense weight of the Keras model, in model order."""
+
+    path: str
+    shape: tuple[int, ...]
+    trainable: bool
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+
+class ModelRecord(_Record):
+    """Whose checkpoint it is: dense weights in model order, the Keras config where the model has one."""
+
+    name: str
+    weights: tuple[WeightRecord, ...]
+    config: dict[str, Any] | None = Field(None, description="keras.saving.serialize_keras_object(model).")
+    optimizer: dict[str, Any] | None = Field(None, description="Of the dense weights.")
+
+    @classmethod
+    def of(cls, model: Any, optimizer: Optimizer | None = None) -> ModelRecord:
+        """The record of a built Keras model; a model that cannot say its config is recorded without one."""
+        trainable = {id(variable) for variable in model.trainable_variables}
+        return cls(
+            name=model.name,
+            weights=tuple(
+                WeightRecord(
+                    path=variable.path, shape=tuple(variable.shape), trainable=id(variable) in trainable
+                )
+                for variable in model.weights
+            ),
+            config=model_config(model),
+            optimizer=None if optimizer is None else optimizer.to_dict(),
+        )
+
+    @property
+    def dense_size(self) -> int:
+        """Length of the flat vector of trainable weights."""
+        return sum(weight.size for weight in self.weights if weight.trainable)
+
+
+class Manifest(_Record):
+    """All of a checkpoint but the numbers themselves.
+
+    `extra` is free JSON for what drives the training: learning-rate state, callbacks, the data position.
+    """
+
+    format_version: Literal[1] = 1
+    step: int = Field(ge=0)
+    epoch: int = Field(ge=0)
+    created: str = Field("", description="ISO 8601, UTC.")
+    tables: tuple[TableRecord, ...]
+    files: tuple[FileRecord, ...]
+    model: ModelRecord
+    feature_spec: FeatureSpec | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the whole content: two checkpoints of one fingerprint hold the same numbers."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+    @property
+    def table_specs(self) -> list[TableSpec]:
+        """The tables as a store takes them."""
+        return [table.table_spec() for table in self.tables]
+
+    def files_of(self, table: str | None) -> list[FileRecord]:
+        """The files of one table, or of the dense parameters (None)."""
+        return [file for file in self.files if file.table == table]
+
+    def table(self, name: str) -> TableRecord:
+        """One table's record; a CheckpointMismatchError names the tables that there are."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise CheckpointMismatchError(
+            "The checkpoint has no such table: it belongs to another model. "
+            f"Received: table={name!r}, checkpoint tables={[table.name for table in self.tables]}"
+        )
+
+    def to_json(self) -> bytes:
+        """The manifest as it is written."""
+        return (json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n").encode()
+
+    def check_model(
+        self,
+        tables: Sequence[TableSpec],
+        weights: Sequence[WeightRecord] | None = None,
+        *,
+        what: str = "model",
+    ) -> None:
+        """See that a model is the one of this checkpoint: its tables, and the shapes of its dense weights.
+
+        Names of weights are not compared: Keras numbers layers anew in each process.
+
+        Raises:
+            CheckpointMismatchError: Names each difference, model and checkpoint side by side.
+        """
+        problems = _table_problems({table.name: table for table in self.tables}, tables)
+        if weights is not None:
+            problems += _weight_problems(self.model.weights, weights)
+        if problems:
+            raise CheckpointMismatchError(
+                f"The checkpoint belongs to another model: {'; '.join(problems)}. Use the model that wrote it, or "
+                f"another model_dir. Received: {what} with tables {sorted(table.name for table in tables)}, checkpoint "
+                f"of {self.model.name!r} at step {self.step} with tables {sorted(table.name for table in self.tables)}"
+            )
+
+
+def model_config(model: Any) -> dict[str, Any] | None:
+    """The model's Keras config as JSON, or None where it has none (a subclassed model without get_config)."""
+    import keras
+
+    try:
+        config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    return config
+
+
+def _table_problems(saved: Mapping[str, TableRecord], tables: Sequence[TableSpec]) -> list[str]:
+    only_saved = sorted(set(saved) - {table.name for table in tables})
+    problems = [f"table {name!r} is in the checkpoint only" for name in only_saved]
+    for table in tables:
+        record = saved.get(table.name)
+        if record is None:
+            problems.append(f"table {table.name!r} is in the model only")
+        elif record.embedding_dim != table.embedding_dim:
+            problems.append(
+                f"table {table.name!r} has embedding_dim {table.embedding_dim} in the model and "
+                f"{record.embedding_dim} in the checkpoint"
+            )
+    return problems
+
+
+def _weight_problems(saved: Sequence[WeightRecord], weights: Sequence[WeightRecord]) -> list[str]:
+    if len(saved) != len(weights):
+        return [f"the model has {len(weights)} dense weights and the checkpoint {len(saved)}"]
+    return [
+        f"dense weight {mine.path!r} has shape {mine.shape} in the model and {theirs.shape} "
+        f"({theirs.path!r}) in the checkpoint"
+        for mine, theirs in zip(weights, saved, strict=True)
+        if mine.shape != theirs.shape or mine.trainable != theirs.trainable
+    ]

@@ -1,0 +1,104 @@
+"""Interactions of feature vectors: factorization machine, pairwise dots, attention of a target over a history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("deeprec_spark")
+class FactorizationMachine(keras.layers.Layer):
+    """The sum of the dots of all pairs: `[batch, fields, dim]` → `[batch, 1]`, in O(fields * dim)."""
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Half of (square of the sum - sum of the squares), summed over the dimensions."""
+        square_of_sum = ops.square(ops.sum(inputs, axis=1))
+        sum_of_squares = ops.sum(ops.square(inputs), axis=1)
+        return 0.5 * ops.sum(square_of_sum - sum_of_squares, axis=-1, keepdims=True)
+
+
+@keras.saving.register_keras_serializable("deeprec_spark")
+class DotInteraction(keras.layers.Layer):
+    """The dot of each pair: `[batch, fields, dim]` → `[batch, fields * (fields - 1) / 2]`, by rows."""
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """All dots by one matrix product, then the ones below its diagonal."""
+        fields = inputs.shape[1]
+        products = ops.matmul(inputs, ops.transpose(inputs, (0, 2, 1)))
+        below = [row * fields + column for row in range(fields) for column in range(row)]
+        return ops.take(ops.reshape(products, (-1, fields * fields)), below, axis=1)
+
+
+@keras.saving.register_keras_serializable("deeprec_spark")
+class TargetAttention(keras.layers.Layer):
+    """DIN's local activation unit: how much each item of a history says about the target.
+
+    Called with `[target [batch, dim], history [batch, length, dim], ids [batch, length]]`, returns `[batch, dim]`, the
+    weighted sum of the history. Ids equal to `padding_value` weigh nothing, so an empty history gives zeros.
+
+    Args:
+        units: Widths of the hidden layers that score (target, item, difference, product).
+        normalize: Softmax over the history; the paper's default is off, which keeps the strength of interest.
+    """
+
+    def __init__(
+        self,
+        units: tuple[int, ...] = (36,),
+        *,
+        padding_value: int = -1,
+        normalize: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.units = tuple(units)
+        self.padding_value = padding_value
+        self.normalize = normalize
+        self._hidden = [
+            keras.layers.Dense(width, activation="sigmoid", name=f"hidden_{index}")
+            for index, width in enumerate(self.units)
+        ]
+        self._score = keras.layers.Dense(1, name="score")
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        """Make the scoring layers for the history's width."""
+        _, length, dim = input_shape[1]
+        shape: tuple[int | None, ...] = (None, length, 4 * dim)
+        for layer in (*self._hidden, self._score):
+            layer.build(shape)
+            shape = layer.compute_output_shape(shape)
+        self.built = True
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """`[batch, dim]`, the target's shape."""
+        return tuple(input_shape[0])
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """No mask: the padding ends here."""
+
+    def call(self, inputs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Score each item against the target, drop the padding, sum."""
+        target, history, ids = inputs
+        target = ops.broadcast_to(ops.expand_dims(target, 1), ops.shape(history))
+        x = ops.concatenate([target, history, target - history, target * history], axis=-1)
+        for layer in self._hidden:
+            x = layer(x)
+        scores = ops.squeeze(self._score(x), -1)
+        real = ops.not_equal(ids, self.padding_value)
+        if self.normalize:
+            scores = ops.softmax(ops.where(real, scores, -1e9), axis=-1)
+        weights = ops.where(real, scores, ops.zeros_like(scores))
+        return ops.sum(history * ops.expand_dims(weights, -1), axis=1)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for saving."""
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "padding_value": self.padding_value,
+            "normalize": self.normalize,
+        }
