@@ -1,0 +1,312 @@
+"""From a user's DataFrame to prepared columns: what a FeatureSpec says, done in Spark.
+
+Prepared columns are dense float32 (or lists of `width` float32), categorical int64, sequences as lists of at
+most `max_length` int64 (the reader pads them), labels float32 (class numbers int64). None is ever null.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    NullType,
+    NumericType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
+from deeprec_spark.udfs import columns as udfs
+from deeprec_spark.udfs import functions
+
+logger = logging.getLogger(__name__)
+
+INTEGER_TYPES = (ByteType, ShortType, IntegerType, LongType)
+_LABEL_MEANINGS = {"binary": "in [0, 1]", "regression": "finite", "multiclass": "a class number from 0"}
+_LABEL_TYPES = {"binary": "float", "regression": "float", "multiclass": "bigint"}
+DEFAULT_ID = -1  # the raw value that a null integer id takes where the spec names none
+
+__all__ = ["DEFAULT_ID", "DataError", "EmptyDataError", "LabelError", "PrepareReport", "prepare_dataframe"]
+
+
+class DataError(ValueError):
+    """Data that cannot be prepared; the message names the column and the remedy."""
+
+
+class EmptyDataError(DataError):
+    """A data set without rows."""
+
+
+class LabelError(DataError):
+    """Labels that are null, not finite or out of range."""
+
+
+@dataclass
+class PrepareReport:
+    """What preparation met: rows, and for each column the values that its default replaced."""
+
+    rows: int = 0
+    malformed: int = 0
+    nulls: dict[str, int] = field(default_factory=dict)
+    null_elements: dict[str, int] = field(default_factory=dict)
+    not_finite: dict[str, int] = field(default_factory=dict)
+
+    def log(self) -> None:
+        """Log the counts; columns that are null in every row are a warning."""
+        logger.info("Prepared %d rows; %d malformed rows were left out", self.rows, self.malformed)
+        for name, count in self.nulls.items():
+            if count == self.rows:
+                logger.warning("Column %r is null in all %d rows: its default stands everywhere", name, count)
+            elif count:
+                logger.info(
+                    "Column %r: %d of %d values were null and took the default", name, count, self.rows
+                )
+        for name, count in self.null_elements.items():
+            if count:
+                logger.info("Column %r: %d null elements of lists were left out", name, count)
+        for name, count in self.not_finite.items():
+            if count:
+                logger.warning("Column %r: %d values were NaN or infinite and took the default", name, count)
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def prepare_dataframe(
+    df: DataFrame,
+    spec: FeatureSpec,
+    *,
+    labels: bool = True,
+    keep: Sequence[str] = (),
+    check: bool = True,
+    report: PrepareReport | None = None,
+) -> DataFrame:
+    """The features (and labels) of `spec`, in its order, made from raw columns of the same names.
+
+    Strings are hashed by Fingerprint64. Null takes the feature's default: a raw value, hashed or transformed
+    like any other (0 for dense, "" for strings, -1 for integer ids where the spec names none). NaN and
+    infinity in a dense column take the default too. Null elements of a list are left out, a null list is
+    empty, and a sequence keeps its last `max_length` ids.
+
+    Args:
+        df: raw columns; their types must fit the spec's kinds and raw types.
+        spec: the features and labels.
+        labels: prepare the label columns too.
+        keep: further columns that pass through unchanged, behind the prepared ones.
+        check: count what the defaults replace, check the labels, and refuse an empty data set. It costs one
+            pass over the data; without it the result is lazy and nothing is checked but the columns.
+        report: is filled with the counts.
+
+    Returns:
+        A DataFrame with the prepared columns, rows in the same order and partitions.
+
+    Raises:
+        DataError: a column is missing or has a type that its kind does not take.
+        EmptyDataError: no rows (with `check`).
+        LabelError: a label is null or not finite, a binary one is outside [0, 1], or a class number is not a
+            whole number from 0 (with `check`).
+
+    Example:
+        >>> spec = infer_spec(df, feature_cols=["user", "age"], label_cols=["clicked"])
+        >>> prepare_dataframe(df, spec).write.parquet("prepared/train")
+    """
+    chosen_labels = spec.labels if labels else ()
+    _check_columns(df, [*spec.feature_names, *(label.name for label in chosen_labels), *keep])
+    for feature in spec.features:
+        _check_type(feature, df.schema[feature.name].dataType)
+    if check:
+        counted = _count(df, spec.features, chosen_labels)
+        if report is not None:
+            counted.malformed = report.malformed
+            report.__dict__.update(counted.__dict__)
+        counted.log()
+    prepared = df.select(
+        *[_feature_column(feature).alias(feature.name) for feature in spec.features],
+        *[quoted(label.name).cast(_LABEL_TYPES[label.kind]).alias(label.name) for label in chosen_labels],
+        *[quoted(name) for name in keep],
+    )
+    return hash_strings(prepared, [feature for feature in spec.features if feature.raw_type == "string"])
+
+
+def quoted(name: str) -> Column:
+    """The column of exactly this name, dots included."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def hash_strings(df: DataFrame, features: Iterable[Feature]) -> DataFrame:
+    """Hash these string columns (or lists of strings) in one pass over Arrow batches; others are untouched."""
+    hashed = {feature.name: feature.kind is FeatureKind.SEQUENCE for feature in features}
+    if not hashed:
+        return df
+    # Fixed by name beforehand: mapInArrow needs the schema, and a type that Arrow cannot carry must not pass it.
+    schema = StructType(
+        [
+            StructField(entry.name, _hashed_type(hashed[entry.name]), nullable=False)
+            if entry.name in hashed
+            else entry
+            for entry in df.schema.fields
+        ]
+    )
+    return df.mapInArrow(partial(_hash_batches, hashed), schema)
+
+
+def _hash_batches(hashed: dict[str, bool], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        arrays = [
+            (functions.fingerprint64_lists if hashed[name] else functions.fingerprint64)(column)
+            if name in hashed
+            else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _hashed_type(is_list: bool) -> DataType:
+    return ArrayType(LongType(), containsNull=False) if is_list else LongType()
+
+
+def _check_columns(df: DataFrame, names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in df.columns]
+    if missing:
+        raise DataError(
+            f"The data has no column {missing}: check feature_cols and label_cols. Received: columns {df.columns}"
+        )
+
+
+def _check_type(feature: Feature, found: DataType) -> None:
+    """Raise a DataError that names the column where its type does not fit."""
+    is_list = feature.kind is FeatureKind.SEQUENCE or feature.width is not None
+    element: DataType | None = found
+    if is_list and not isinstance(found, NullType):
+        element = found.elementType if isinstance(found, ArrayType) else None
+    accepted: tuple[type[DataType], ...] = (NumericType, BooleanType)
+    if feature.kind is not FeatureKind.DENSE:
+        accepted = (
+            (*INTEGER_TYPES, BooleanType) if feature.raw_type == "int64" else (StringType, *INTEGER_TYPES)
+        )
+    if element is None or not isinstance(element, (NullType, *accepted)):
+        expected = f"array<{feature.raw_type}>" if is_list else feature.raw_type
+        raise DataError(
+            f"Column {feature.name!r} is {feature.kind.value} and must hold {expected}: cast it, or take it out of "
+            f"feature_cols. Received: type {found.simpleString()}"
+        )
+
+
+def _feature_column(feature: Feature) -> Column:
+    """The column with its default and transformation; strings not hashed yet."""
+    raw = quoted(feature.name)
+    if feature.kind is FeatureKind.DENSE:
+        if feature.width is None:
+            return _dense_value(feature, raw.cast("float"))
+        absent = F.array_repeat(F.lit(None).cast("float"), feature.width)
+        return F.transform(F.coalesce(raw.cast("array<float>"), absent), partial(_dense_value, feature))
+    if feature.kind is FeatureKind.SEQUENCE:
+        element = "string" if feature.raw_type == "string" else "bigint"
+        known = F.filter(raw.cast(f"array<{element}>"), lambda value: value.isNotNull())
+        ids = F.coalesce(known, F.array().cast(f"array<{element}>"))
+        length = feature.max_length or 0
+        return F.slice(ids, F.greatest(F.size(ids) - length, F.lit(0)) + 1, length)
+    if feature.raw_type == "string":
+        return F.coalesce(raw.cast("string"), F.lit("" if feature.default is None else str(feature.default)))
+    return F.coalesce(raw.cast("bigint"), F.lit(_id_default(feature)).cast("bigint"))
+
+
+def _dense_value(feature: Feature, number: Column) -> Column:
+    finite = F.when(_is_finite(number), number).otherwise(F.lit(_dense_default(feature)).cast("float"))
+    return udfs.log1p(finite) if feature.transform == "log1p" else finite
+
+
+def _dense_default(feature: Feature) -> float:
+    default = 0.0 if feature.default is None else float(feature.default)
+    if not math.isfinite(default):
+        raise DataError(f"Dense feature {feature.name!r} needs a finite default. Received: default={default}")
+    return default
+
+
+def _id_default(feature: Feature) -> int:
+    return DEFAULT_ID if feature.default is None else int(feature.default)
+
+
+def _is_finite(number: Column) -> Column:
+    return number.isNotNull() & ~F.isnan(number) & (F.abs(number) != math.inf)
+
+
+def _count(df: DataFrame, features: Sequence[Feature], labels: Sequence[Label]) -> PrepareReport:
+    """Count rows, nulls and bad numbers, and check the labels, in one job."""
+
+    def count_if(condition: Column) -> Column:
+        return F.sum(F.when(condition, 1).otherwise(0))
+
+    wanted: list[tuple[str, str, Column]] = []
+    for feature in features:
+        raw = quoted(feature.name)
+        found_type = df.schema[feature.name].dataType
+        wanted.append(("null", feature.name, count_if(raw.isNull())))
+        if feature.width is not None:
+            wanted.append(("width", feature.name, count_if(raw.isNotNull() & (F.size(raw) != feature.width))))
+            wanted.append(
+                (
+                    "not_finite",
+                    feature.name,
+                    F.sum(F.size(F.filter(raw, lambda x: ~_is_finite(x.cast("double"))))),
+                )
+            )
+        elif feature.kind is FeatureKind.DENSE and isinstance(found_type, FloatType | DoubleType):
+            wanted.append(("not_finite", feature.name, count_if(raw.isNotNull() & ~_is_finite(raw))))
+        elif feature.kind is FeatureKind.SEQUENCE:
+            wanted.append(("elements", feature.name, F.sum(F.size(F.filter(raw, lambda x: x.isNull())))))
+    for label in labels:
+        number = quoted(label.name).cast("double")
+        valid = _is_finite(number)
+        if label.kind == "binary":
+            valid = valid & (number >= 0) & (number <= 1)
+        elif label.kind == "multiclass":
+            valid = valid & (number >= 0) & (number == F.floor(number))
+        wanted.append(("label", label.name, count_if(~F.coalesce(valid, F.lit(False)))))
+        wanted.append(("min", label.name, F.min(number)))
+        wanted.append(("max", label.name, F.max(number)))
+    row = df.agg(F.count(F.lit(1)), *[column for _, _, column in wanted]).collect()[0]
+    if not row[0]:
+        raise EmptyDataError(
+            f"The data set has no rows: check the path or filter. Received: columns {df.columns}"
+        )
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for (kind, name, _), value in zip(wanted, row[1:], strict=True):
+        found[kind][name] = value or 0
+    for feature in features:
+        if bad := found["width"].get(feature.name):
+            raise DataError(
+                f"Every vector of dense column {feature.name!r} must have width {feature.width}. "
+                f"Received: {bad} of {row[0]} rows of another width"
+            )
+    for label in labels:
+        if bad := found["label"][label.name]:
+            low, high = found["min"][label.name], found["max"][label.name]
+            meaning = _LABEL_MEANINGS[label.kind]
+            raise LabelError(
+                f"Label {label.name!r} ({label.kind}) must be {meaning} and not null: fix or drop these rows, or "
+                f"give it another label_kind. Received: {bad} bad of {row[0]} rows, range {low} to {high}"
+            )
+    return PrepareReport(
+        rows=row[0], nulls=found["null"], null_elements=found["elements"], not_finite=found["not_finite"]
+    )
