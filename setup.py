@@ -7,15 +7,16 @@ from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import find_packages, setup
 
 # `embedding`, `udfs` and `jobs` lie at the top of the tree but are installed inside the package:
-# as top-level imports, names this common would collide with users' own modules.
-NESTED = ("embedding", "udfs", "jobs")
+# as top-level imports, names this common would collide with users' own modules. `conf` holds job files.
+NESTED = ("embedding", "udfs", "jobs", "conf")
 
 package_dir = {f"deeprec_spark.{name}": name for name in NESTED}
 packages = find_packages(include=["deeprec_spark", "deeprec_spark.*"])
 for name in NESTED:
     packages.append(f"deeprec_spark.{name}")
-    packages += [f"deeprec_spark.{name}.{sub}" for sub in find_packages(name)]
-    package_dir.update({f"deeprec_spark.{name}.{sub}": f"{name}/{sub.replace('.', '/')}" for sub in find_packages(name)})
+    for sub in find_packages(name):
+        packages.append(f"deeprec_spark.{name}.{sub}")
+        package_dir[f"deeprec_spark.{name}.{sub}"] = f"{name}/{sub.replace('.', '/')}"
 
 sources = sorted(str(path) for path in Path("embedding/core").glob("*.cc"))
 
@@ -31,6 +32,7 @@ ParallelCompile("NPY_NUM_BUILD_JOBS", default=0).install()
 setup(
     packages=packages,
     package_dir=package_dir,
+    package_data={"deeprec_spark": ["py.typed"], "deeprec_spark.conf": ["*.yaml", "*.conf", "*.properties"]},
     ext_modules=[
         Pybind11Extension(
             "deeprec_spark.embedding._core",

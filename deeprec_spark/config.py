@@ -5,10 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deeprec_spark.embedding.optimizers import Optimizer
+
+if TYPE_CHECKING:
+    import keras
 
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -36,6 +41,12 @@ class DataSection(Section):
     rows: PositiveInt = Field(200_000, description="Rows to generate (kind: synthetic).")
     seed: int = Field(1, description="Seed of the generator and of the train/test split.")
     test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="Part of the rows held out for evaluation.")
+    split: Literal["hash", "time"] = Field(
+        "hash", description="MovieLens: test rows by hash, or the last in time."
+    )
+    max_malformed: float = Field(
+        0.01, ge=0.0, le=1.0, description="A larger part of malformed rows is an error."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> DataSection:
@@ -49,8 +60,9 @@ class DataSection(Section):
 class FeaturesSection(Section):
     """How raw columns become features."""
 
-    history_length: int = Field(0, ge=0, description="MovieLens: last items of the user as a sequence; 0: none.")
-    output_files: PositiveInt | None = Field(None, description="Parquet files per split; default: as Spark has them.")
+    history_length: int = Field(
+        0, ge=0, description="MovieLens: last items of the user as a sequence; 0: none."
+    )
 
 
 class ModelSection(Section):
@@ -85,6 +97,23 @@ class OptimizerSection(Section):
         return given
 
 
+def make_keras_optimizer(name: str, arguments: Mapping[str, Any]) -> keras.optimizers.Optimizer:
+    """Keras's optimizer of this name, in any case; a ValueError names the known ones, or the wrong argument."""
+    import keras  # here, not above: it takes seconds that `--help` need not wait
+
+    known = {
+        key.lower(): kind
+        for key, kind in vars(keras.optimizers).items()
+        if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer) and key != "Optimizer"
+    }
+    if name.lower() not in known:
+        raise ValueError(f"Unknown optimizer; known are {', '.join(sorted(known))}. Received: name={name!r}")
+    try:
+        return known[name.lower()](**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Optimizer {name!r}: {error}. Received: {dict(arguments)!r}") from error
+
+
 class EarlyStoppingSection(Section):
     """Stop when `monitor` has not improved for `patience` epochs, and go back to the best one."""
 
@@ -107,8 +136,21 @@ class TrainingSection(Section):
     seed: int = 0
     tensorboard: str | None = Field(None, description="Folder of TensorBoard logs.")
 
+    def make_sparse_optimizer(self) -> Optimizer:
+        """The optimizer of the embedding rows, as the engine takes it."""
+        known = {kind.__name__.lower(): kind for kind in Optimizer.__subclasses__()}
+        kind = known.get(self.sparse_optimizer.name.lower())
+        if kind is None:
+            raise ValueError(
+                f"Unknown sparse_optimizer; known are {', '.join(sorted(known))}. "
+                f"Received: name={self.sparse_optimizer.name!r}"
+            )
+        return kind.from_dict({"type": kind.__name__, **self.sparse_optimizer.arguments})
+
     @model_validator(mode="after")
     def _check(self) -> TrainingSection:
+        self.make_sparse_optimizer()
+        make_keras_optimizer(self.optimizer.name, self.optimizer.arguments)
         stopping = self.early_stopping
         if stopping is not None and stopping.monitor.startswith("val_") and not self.validate_each_epoch:
             raise ValueError(
@@ -142,6 +184,16 @@ class EvaluationSection(Section):
     min_auc: float | None = Field(None, ge=0.0, le=1.0, description="`evaluate` fails below this AUC.")
 
 
+class PredictionSection(Section):
+    """What `predict` scores."""
+
+    input: str | None = Field(
+        None, description="Parquet with the model's columns; default: the prepared test rows."
+    )
+    output: str | None = Field(None, description="Parquet folder; default: `predictions` beside them.")
+    batch_size: PositiveInt = 8192
+
+
 class ExportSection(Section):
     """Where the deployable model goes."""
 
@@ -164,6 +216,7 @@ class JobConfig(Section):
     training: TrainingSection
     cluster: ClusterSection = ClusterSection()
     evaluation: EvaluationSection = EvaluationSection()
+    prediction: PredictionSection = PredictionSection()
     export: ExportSection
 
 
@@ -180,7 +233,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"Cannot read the configuration: {error.strerror}. Received: path={str(path)!r}") from error
+        raise ConfigError(
+            f"Cannot read the configuration: {error.strerror}. Received: path={str(path)!r}"
+        ) from error
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -190,7 +245,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     return parse_config(raw, overrides, source=str(path))
 
 
-def parse_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> JobConfig:
+def parse_config(
+    raw: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "config"
+) -> JobConfig:
     """The same from values that are already read; `source` is what errors call them."""
     values = _deep_copy(raw)
     for override in overrides:
@@ -199,7 +256,9 @@ def parse_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, sourc
         return JobConfig.model_validate(values)
     except ValidationError as error:
         lines = [_explain(problem) for problem in error.errors()]
-        raise ConfigError(f"{source}: {len(lines)} problem(s)\n" + "\n".join(f"  {line}" for line in lines)) from error
+        raise ConfigError(
+            f"{source}: {len(lines)} problem(s)\n" + "\n".join(f"  {line}" for line in lines)
+        ) from error
 
 
 def _deep_copy(value: Any) -> Any:
@@ -249,7 +308,9 @@ def _known_keys(section: Sequence[str]) -> list[str]:
     model: type[BaseModel] = JobConfig
     for name in section:
         annotation = model.model_fields[name].annotation if name in model.model_fields else None
-        inner = [part for part in (annotation, *getattr(annotation, "__args__", ())) if isinstance(part, type)]
+        inner = [
+            part for part in (annotation, *getattr(annotation, "__args__", ())) if isinstance(part, type)
+        ]
         sections = [part for part in inner if issubclass(part, BaseModel)]
         if not sections:
             return []

@@ -1,0 +1,116 @@
+"""What every job does alike: arguments, logging, the Spark session, the result, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deeprec_spark.config import ConfigError, JobConfig, load_config
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_CONFIG = 2
+EXIT_INTERRUPTED = 130
+
+Result = dict[str, Any]
+Job = Callable[["SparkSession", JobConfig], Result]
+
+
+def main(job: Job, description: str, argv: Sequence[str] | None = None) -> int:
+    """Run a job from command-line arguments; the exit code says how it went.
+
+    0: done, and the last line of standard output is `RESULT {json}`. 1: the job failed; the error is in the log.
+    2: the configuration is wrong, nothing was started. 130: interrupted.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--conf", required=True, metavar="FILE", help="the job's YAML")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override, e.g. training.epochs=2"
+    )
+    parser.add_argument("--result", metavar="FILE", help="also write the result as JSON here")
+    arguments = parser.parse_args(argv)
+    return run(job, arguments.conf, arguments.set, arguments.result)
+
+
+def run(job: Job, conf: str, overrides: Sequence[str] = (), result_file: str | None = None) -> int:
+    """Read the configuration, run the job on a session, report its result; returns the exit code."""
+    setup_logging()
+    try:
+        config = load_config(conf, overrides)
+    except ConfigError as error:
+        logger.error("Configuration: %s", error)
+        return EXIT_CONFIG
+    return run_config(job, config, result_file)
+
+
+def run_config(job: Job, config: JobConfig, result_file: str | None = None) -> int:
+    """The same with a configuration that is already read."""
+    started = time.monotonic()
+    try:
+        with job_session(config) as spark:
+            result = job(spark, config)
+    except KeyboardInterrupt:
+        logger.warning("Interrupted")
+        return EXIT_INTERRUPTED
+    except Exception:
+        # The one place that catches everything: a scheduler reads the exit code, a person the log.
+        logger.exception("The job failed")
+        return EXIT_FAILURE
+    result = {**result, "seconds": round(time.monotonic() - started, 1)}
+    report(result, result_file)
+    return EXIT_OK
+
+
+def report(result: Mapping[str, Any], result_file: str | None = None) -> None:
+    """Print `RESULT {json}` on standard output, and write the same JSON to a file when asked."""
+    text = json.dumps(result)
+    if result_file is not None:
+        Path(result_file).parent.mkdir(parents=True, exist_ok=True)
+        Path(result_file).write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(f"RESULT {text}\n")
+    sys.stdout.flush()
+
+
+def setup_logging() -> None:
+    """Log lines on standard error, once, quiet about other people's packages; DEEPREC_LOG sets the level."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    level = os.environ.get("DEEPREC_LOG", "INFO").upper()
+    logging.basicConfig(
+        stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
+    logging.getLogger("deeprec_spark").setLevel(level)
+
+
+class job_session:  # noqa: N801 - reads as a function
+    """The session a job runs on: the one of spark-submit or of a notebook, else one of its own, stopped at the end."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self._config = config
+        self._owned: SparkSession | None = None
+
+    def __enter__(self) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        from deeprec_spark.session import init_session
+
+        running = SparkSession.getActiveSession()
+        spark = init_session({"spark.app.name": self._config.name, **self._config.cluster.conf})
+        if running is None:
+            self._owned = spark
+        return spark
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._owned is not None:
+            self._owned.stop()

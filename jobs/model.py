@@ -1,0 +1,74 @@
+"""The model creator of the jobs: from the configuration to a compiled Keras model, on the driver and on workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deeprec_spark.config import JobConfig, make_keras_optimizer
+from deeprec_spark.features.spec import FeatureSpec
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import SparkSession
+
+    from deeprec_spark.estimator import KerasEstimator
+
+
+def create_model(config: dict[str, Any]) -> keras.Model:
+    """The compiled model of `model_config`'s values; runs wherever a worker is."""
+    import keras
+
+    from deeprec_spark.models import registry
+
+    spec = FeatureSpec.model_validate(config["spec"])
+    model = registry.create(config["name"], spec, **config["options"])
+    binary = all(label.kind == "binary" for label in spec.labels)
+    model.compile(
+        optimizer=make_keras_optimizer(config["optimizer"], config["optimizer_arguments"]),
+        loss="binary_crossentropy" if binary else "mean_squared_error",
+        metrics=[keras.metrics.AUC(name="auc")]
+        if binary
+        else [keras.metrics.RootMeanSquaredError(name="rmse")],
+    )
+    return model
+
+
+def model_config(config: JobConfig, spec: FeatureSpec) -> dict[str, Any]:
+    """Plain values that `create_model` needs."""
+    return {
+        "spec": spec.model_dump(mode="json"),
+        "name": config.model.name,
+        "options": config.model.options,
+        "optimizer": config.training.optimizer.name,
+        "optimizer_arguments": config.training.optimizer.arguments,
+    }
+
+
+def load_spec(prepared: str) -> FeatureSpec:
+    """The spec of a prepared folder; a FileNotFoundError says to run `prepare` first."""
+    from deeprec_spark.staging import find_spec
+
+    spec = find_spec(prepared)
+    if spec is None:
+        raise FileNotFoundError(
+            f"No prepared data: run the prepare job with this configuration first. Received: data.prepared={prepared!r}"
+        )
+    return spec
+
+
+def make_estimator(spark: SparkSession, config: JobConfig, spec: FeatureSpec) -> KerasEstimator:
+    """The Estimator of this job."""
+    from deeprec_spark.estimator import Estimator
+
+    return Estimator.from_keras(
+        model_creator=create_model,
+        config=model_config(config, spec),
+        num_ps=config.cluster.num_ps,
+        num_workers=config.cluster.workers,
+        mode=config.cluster.mode,
+        sparse_optimizer=config.training.make_sparse_optimizer(),
+        model_dir=config.training.model_dir,
+        feature_spec=spec,
+        seed=config.training.seed,
+        spark=spark,
+    )
