@@ -1,0 +1,100 @@
+"""The job's YAML: what is right is read, what is wrong is named by its path, with a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deeprec_spark.config import ConfigError, JobConfig, load_config, parse_config
+from deeprec_spark.embedding.optimizers import Adagrad
+from deeprec_spark.platform import resources
+
+MINIMAL: dict[str, Any] = {
+    "data": {"kind": "movielens", "path": "ml-100k", "prepared": "out/prepared"},
+    "training": {"model_dir": "out/model_dir"},
+    "export": {"path": "out/model"},
+}
+
+
+def test_a_minimal_job_has_defaults() -> None:
+    config = parse_config(MINIMAL)
+    assert (config.cluster.num_ps, config.cluster.workers, config.cluster.mode) == (0, 1, "async")
+    assert config.model.name == "deepfm"
+    assert config.training.make_sparse_optimizer() == Adagrad(learning_rate=0.05)
+
+
+@pytest.mark.parametrize("name", resources.conf_names())
+def test_every_job_file_that_ships_is_valid(name: str) -> None:
+    assert isinstance(parse_config(yaml.safe_load(resources.read_conf(name))), JobConfig)
+
+
+def test_there_are_job_files() -> None:
+    assert resources.conf_names() == ["criteo", "movielens", "synthetic"]
+
+
+def test_dump_and_read_again() -> None:
+    config = parse_config(MINIMAL, ["training.optimizer={name: adam, beta_1: 0.8}"])
+    again = parse_config(config.model_dump(mode="json"))
+    assert again == config
+    assert again.training.optimizer.arguments == {"beta_1": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epoks=2", r"training\.epoks: unknown key; did you mean 'epochs'\? Known: model_dir, .*Received: 2"),
+        ("nonsense=1", r"nonsense: unknown key; Known: name, data"),
+        ("cluster.numps=1", r"cluster\.numps: unknown key; did you mean 'num_ps'\?"),
+        ("training.early_stopping.patients=1", r"training\.early_stopping\.patients: unknown key; .*'patience'"),
+        ("training.epochs=0", r"training\.epochs: .*greater than or equal to 1.*Received: 0"),
+        ("training.epochs=many", r"training\.epochs: .*integer.*Received: 'many'"),
+        ("data.kind=netflix", r"data\.kind: .*'movielens'.*Received: 'netflix'"),
+        ("data.path=", r"data: kind 'movielens' reads files: add path"),
+        ("data.test_fraction=1.5", r"data\.test_fraction: .*less than 1"),
+        ("model.name=resnet", r"model: .*deepfm.*Received: name='resnet'"),
+        ("model.options.hiden_units=[8]", r"model: .*hiden_units.*Known: .*hidden_units"),
+        ("training.sparse_optimizer.name=adagard", r"training: .*adagrad.*Received: name='adagard'"),
+        ("training.sparse_optimizer={name: sgd, momentun: 0.9}", r"training: SGD .*Received: \['momentun'\]"),
+        ("training.optimizer.name=adm", r"training: Unknown optimizer; .*adamw.*Received: name='adm'"),
+        ("training.optimizer={name: adam, beta: 1}", r"training: Optimizer 'adam': .*beta"),
+        ("training.early_stopping={monitor: val_auc}", r"training: .*validate_each_epoch: true"),
+        ("cluster.workers=2", r"cluster: num_ps: 0 .*Received: workers=2"),
+        ("cluster.mode=fast", r"cluster\.mode: .*'async' or 'sync'.*Received: 'fast'"),
+        ("export={}", r"export\.path: is needed and missing"),
+    ],
+)
+def test_a_wrong_key_is_named_with_a_remedy(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(MINIMAL, [override])
+
+
+def test_every_problem_is_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(MINIMAL, ["training.epoks=2", "cluster.mode=fast", "export.pth=x"])
+    assert str(caught.value).startswith("config: 3 problem(s)")
+
+
+@pytest.mark.parametrize("override", ["training.epochs", "=3", "training..epochs=3", "training.model_dir.x=3"])
+def test_an_override_that_is_none(override: str) -> None:
+    with pytest.raises(ConfigError, match="override"):
+        parse_config(MINIMAL, [override])
+
+
+def test_overrides_do_not_change_what_they_are_applied_to() -> None:
+    parse_config(MINIMAL, ["training.epochs=5"])
+    assert "epochs" not in MINIMAL["training"]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No such file.*Received: path='.*none\.yaml'"):
+        load_config(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("data: [1, 2")
+    with pytest.raises(ConfigError, match=r"broken\.yaml is not YAML: (.|\n)*line 1"):
+        load_config(broken)
+    broken.write_text("just text")
+    with pytest.raises(ConfigError, match="must hold sections"):
+        load_config(broken)
