@@ -1,0 +1,207 @@
+"""SparseEmbedding: a Keras layer over a dynamic embedding table."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.options import EmbeddingVariableOption
+from deeprec_spark.embedding.store import EmbeddingStore, TableSpec
+from deeprec_spark.layers import context, direct
+from deeprec_spark.layers.bags import COMBINERS, Bags
+
+Tensor = Any
+_AUTOMATIC_NAME = re.compile(r"sparse_embedding(_\d+)?")
+
+
+@keras.saving.register_keras_serializable(package="deeprec_spark")
+class SparseEmbedding(keras.layers.Layer):
+    """Looks int64 ids up in a table that grows with the ids it meets; there is no `input_dim`.
+
+    The table lives outside of TensorFlow: `Estimator` and `training.Trainer` train it in their embedding store;
+    anywhere else the layer reads (and, given `optimizer`, trains through `model.fit`) a store of its own.
+
+    Args:
+        embedding_dim: width of a row.
+        combiner: None, or `"sum"`, `"mean"`, `"sqrtn"` over the last axis of the ids. A bag without ids is zeros.
+        table: name of the table; layers that name one table share it. Default: the layer's name, and for layers
+            that were given none, `sparse_embedding`, `sparse_embedding_1`, … in the order of the model.
+        ev_option: filters, eviction, storage and initializer of the table.
+        padding_value: ids equal to it contribute nothing and get no row; with `combiner=None` they are zeros and
+            masked. None: every id counts.
+        seed: seed of the initial values; by default made from the table's name.
+        optimizer: an engine optimizer for this table alone; default: the one of the Estimator or Trainer.
+
+    Call arguments:
+        ids: integers `[B]` -> `[B, dim]`; `[B, L]` -> `[B, L, dim]`, with a combiner `[B, dim]`; ragged
+            `[B, (L)]` likewise. Any int64 is an id.
+        weights: optional float of the shape of `ids`; each id's row is multiplied by its weight, "mean" divides
+            by the sum of weights, "sqrtn" by the root of the sum of their squares.
+
+    Example:
+        >>> embed = SparseEmbedding(4, combiner="mean", padding_value=-1)
+        >>> embed(np.array([[7, 9], [-1, -1]])).shape
+        TensorShape([2, 4])
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        combiner: str | None = None,
+        *,
+        table: str | None = None,
+        ev_option: EmbeddingVariableOption | Mapping[str, Any] | None = None,
+        padding_value: int | None = None,
+        seed: int | None = None,
+        optimizer: Optimizer | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if isinstance(embedding_dim, bool) or not isinstance(embedding_dim, int) or embedding_dim < 1:
+            raise ValueError(
+                f"embedding_dim must be a positive int. Received: embedding_dim={embedding_dim!r}"
+            )
+        if combiner is not None and combiner not in COMBINERS:
+            raise ValueError(f"combiner must be None or one of {COMBINERS}. Received: combiner={combiner!r}")
+        if isinstance(ev_option, Mapping):
+            ev_option = EmbeddingVariableOption.from_dict(ev_option)
+        if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
+            raise TypeError(
+                f"ev_option must be an EmbeddingVariableOption. Received: ev_option={ev_option!r}"
+            )
+        if isinstance(optimizer, Mapping):
+            optimizer = Optimizer.from_dict(optimizer)
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                "optimizer must be one of deeprec_spark.embedding.optimizers (the table is updated outside of "
+                f"Keras). Received: optimizer={optimizer!r}"
+            )
+        self.embedding_dim = embedding_dim
+        self.combiner = combiner
+        self.ev_option = ev_option or EmbeddingVariableOption()
+        self.padding_value = padding_value
+        self.seed = seed
+        self.optimizer = optimizer
+        self.supports_masking = True
+        self.supports_jit = False
+        self._table = table
+        self._direct = direct.DirectSource()
+
+    @property
+    def table(self) -> str:
+        """Name of the table that this layer reads."""
+        return self._table or self.name
+
+    @property
+    def has_automatic_table(self) -> bool:
+        """Whether neither the table nor the layer was given a name."""
+        return self._table is None and _AUTOMATIC_NAME.fullmatch(self.name) is not None
+
+    def name_table(self, table: str) -> None:
+        """Give the table its name; used by `find_layers`, before the table exists."""
+        self._table = table
+
+    def table_spec(self, optimizer: Optimizer | None = None) -> TableSpec:
+        """What a store needs to make this table; the layer's own optimizer goes before `optimizer`."""
+        seed = self.seed
+        if seed is None:
+            seed = int.from_bytes(hashlib.blake2b(self.table.encode(), digest_size=8).digest(), "little") >> 1
+        return TableSpec(
+            name=self.table,
+            embedding_dim=self.embedding_dim,
+            option=self.ev_option,
+            optimizer=self.optimizer or optimizer,
+            seed=seed,
+        )
+
+    def bind(self, store: EmbeddingStore) -> None:
+        """Read `store` wherever no context is active: it must hold this layer's table."""
+        self._direct.bind(store)
+
+    def call(self, ids: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Look up and combine; see the class."""
+        if not isinstance(ids, tf.RaggedTensor):
+            ids = tf.convert_to_tensor(ids)
+        self._check(ids, weights)
+        origin = context.Origin(ids, self.padding_value)
+        if weights is not None:
+            weights = tf.cast(weights, tf.float32)
+        bags = Bags(ids, weights, self.padding_value)
+        source = context.active() or self._direct
+        rows = source.lookup(self, bags.values, origin)
+        rows.set_shape([None, self.embedding_dim])
+        result = bags.restore(rows) if self.combiner is None else bags.combine(rows, self.combiner)
+        return tf.cast(result, self.compute_dtype)
+
+    def compute_mask(self, ids: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
+        """Which places hold an id: bool like the ids, for padded ids without a combiner; otherwise None."""
+        if self.combiner is not None or self.padding_value is None or isinstance(ids, tf.RaggedTensor):
+            return None
+        if len(ids.shape) < 2:
+            return None
+        return keras.ops.not_equal(ids, self.padding_value)
+
+    def compute_output_shape(
+        self, ids_shape: tuple[int | None, ...], weights_shape: tuple[int | None, ...] | None = None
+    ) -> tuple[int | None, ...]:
+        """`[B, …, dim]`, without the last axis of the ids where there is a combiner."""
+        outer = tuple(ids_shape)
+        if self.combiner is not None and len(outer) > 1:
+            outer = outer[:-1]
+        return (*outer, self.embedding_dim)
+
+    def compute_output_spec(self, ids: Any, weights: Any = None) -> keras.KerasTensor:
+        """The symbolic output; ragged where the ids are ragged and not combined."""
+        ragged = bool(getattr(ids, "ragged", False)) and self.combiner is None
+        return keras.KerasTensor(
+            self.compute_output_shape(ids.shape), dtype=self.compute_dtype, ragged=ragged
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of `__init__`, as JSON values."""
+        return {
+            **super().get_config(),
+            "embedding_dim": self.embedding_dim,
+            "combiner": self.combiner,
+            "table": self._table,
+            "ev_option": self.ev_option.to_dict(),
+            "padding_value": self.padding_value,
+            "seed": self.seed,
+            "optimizer": None if self.optimizer is None else self.optimizer.to_dict(),
+        }
+
+    def _check(self, ids: Tensor, weights: Tensor | None) -> None:
+        where = f"SparseEmbedding {self.name!r}"
+        if ids.dtype == tf.string:
+            raise TypeError(
+                f"{where} takes integer ids: hash strings first (FeatureSpec raw_type='string', or "
+                "tf.bitcast(tf.fingerprint(x), tf.int64)). Received: ids of dtype string"
+            )
+        if not ids.dtype.is_integer:
+            raise TypeError(
+                f"{where} takes integer ids: a float cannot hold every int64. Declare the input as keras.Input(shape, "
+                "dtype='int64'), in a Sequential model as its first element. "
+                f"Received: ids of dtype {ids.dtype.name}"
+            )
+        if isinstance(ids, tf.RaggedTensor) and (ids.ragged_rank != 1 or ids.flat_values.shape.rank != 1):
+            raise ValueError(f"{where} takes ragged ids [B, (L)]. Received: ragged ids of shape {ids.shape}")
+        if not isinstance(ids, tf.RaggedTensor) and ids.shape.rank in (None, 0):
+            raise ValueError(f"{where} takes ids [B] or [B, …, L]. Received: ids of shape {ids.shape}")
+        if weights is None:
+            return
+        if isinstance(weights, tf.RaggedTensor) != isinstance(ids, tf.RaggedTensor):
+            raise ValueError(
+                f"{where}: ids and weights must both be ragged or both be dense. "
+                f"Received: ids {type(ids).__name__}, weights {type(weights).__name__}"
+            )
+        if not ids.shape.is_compatible_with(weights.shape):
+            raise ValueError(
+                f"{where}: weights must have the shape of ids. "
+                f"Received: ids {ids.shape}, weights {weights.shape}"
+            )

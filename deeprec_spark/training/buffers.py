@@ -1,0 +1,53 @@
+"""Arrays that TensorFlow can take and give without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+ALIGNMENT = 64  # bytes; TensorFlow aborts the process on a DLPack import that is aligned to less
+
+
+def aligned_empty(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An uninitialised array whose first byte lies on a 64-byte boundary."""
+    dtype = np.dtype(dtype)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + num_bytes].view(dtype).reshape(shape)
+
+
+def as_tensor(array: npt.NDArray[Any]) -> Any:
+    """The array as a tensor, sharing memory where that is safe; do not write to `array` afterwards."""
+    shareable = (
+        array.size > 0
+        and array.flags.c_contiguous
+        and array.flags.writeable
+        and array.ctypes.data % ALIGNMENT == 0
+        and array.dtype.kind in "if"
+        and array.dtype.isnative
+    )
+    if shareable:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.constant(array)
+
+
+def as_array(tensor: Any) -> npt.NDArray[Any]:
+    """The tensor's values as a read-only array that shares its memory and keeps it alive."""
+    return np.asarray(memoryview(tensor))
+
+
+def concatenate(
+    arrays: Sequence[npt.NDArray[Any]], tail: tuple[int, ...], dtype: npt.DTypeLike
+) -> npt.NDArray[Any]:
+    """The arrays one after the other, aligned; the array itself, uncopied, if there is one aligned one."""
+    if len(arrays) == 1 and arrays[0].dtype == dtype and arrays[0].ctypes.data % ALIGNMENT == 0:
+        return arrays[0]
+    result = aligned_empty((sum(len(array) for array in arrays), *tail), dtype)
+    if arrays:
+        np.concatenate(arrays, out=result)
+    return result

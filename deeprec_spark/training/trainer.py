@@ -1,0 +1,366 @@
+"""Trainer: the training step of one worker, over any embedding store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from deeprec_spark.data.batch import Batch
+from deeprec_spark.embedding.store import EmbeddingStore, PullReply, PullRequest, PushRequest, SparseGradient
+from deeprec_spark.layers import context, tables
+from deeprec_spark.training import metrics, optimizers
+from deeprec_spark.training.buffers import as_tensor
+from deeprec_spark.training.checks import check_finite, class_weights
+from deeprec_spark.training.dense import state_layout, trainable_layout
+from deeprec_spark.training.inputs import InputBinding, OutputBinding
+from deeprec_spark.training.lookups import Lookups
+from deeprec_spark.training.options import TrainerOptions
+from deeprec_spark.training.programs import (
+    EvaluateProgram,
+    PredictProgram,
+    Recording,
+    RowTensors,
+    TrainProgram,
+    TrainResult,
+    call_model,
+)
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """A batch on its way through a step: its tensors, and the distinct keys that it needs."""
+
+    batch: Batch
+    columns: Sequence[Any]
+    labels: Sequence[Any]
+    weight: Sequence[Any]
+    lookups: Lookups
+
+
+class Trainer:
+    """Trains a Keras model whose SparseEmbedding tables and dense weights live in an embedding store.
+
+    A step is four stages, each a method, so that a pipeline may overlap them: `prepare`, `pull`, `compute`, `push`.
+
+    Args:
+        model: a compiled Keras model with at least one SparseEmbedding.
+        store: where its parameters live.
+        options: see TrainerOptions.
+
+    Example:
+        >>> trainer = Trainer(model, LocalStore())
+        >>> trainer.initialize(sample)
+        >>> for batch in batches:
+        ...     trainer.train_step(batch)
+        >>> trainer.metric_results()
+    """
+
+    def __init__(self, model: Any, store: EmbeddingStore, options: TrainerOptions | None = None) -> None:
+        self.model = model
+        self.store = store
+        self.options = options or TrainerOptions()
+        self.step = 0
+        _check_model(model)
+        self._dense_optimizer = optimizers.from_keras(model.optimizer)
+        self._sparse_optimizer = self.options.sparse_optimizer or self._dense_optimizer
+        self._rate = optimizers.LearningRate(model.optimizer)
+        self._clipping = optimizers.Clipping(model.optimizer)
+        self._initialized = False
+        self._weights_are_current = False
+        self._recordings: dict[bool, Recording] = {}
+        self._train_programs: dict[bool, TrainProgram] = {}
+        self._evaluate_programs: dict[bool, EvaluateProgram] = {}
+        self._predict_program: PredictProgram | None = None
+        if self.options.deterministic:
+            keras.utils.set_random_seed(self.options.seed)
+            tf.config.experimental.enable_op_determinism()
+
+    def initialize(self, sample: Batch) -> None:
+        """Build the model on a sample batch, and make its tables and dense parameters in the store.
+
+        The model's current weights are the start values, unless the store has some already. A sample without
+        labels is enough to predict.
+        """
+        if sample.size == 0:
+            raise ValueError("The sample batch must hold at least one sample. Received: sample.size=0")
+        self._inputs = InputBinding(self.model, sample.features)
+        head = [as_tensor(array[:2]) for array in self._inputs.arrays(sample.features)]
+        with context.use(context.RecordContext()):
+            outputs = call_model(self.model, self._inputs.pack(head), training=False)
+        self._outputs = OutputBinding(self.model, outputs, sample.labels)
+        if sample.labels:
+            self._build_loss(sample, outputs)
+        specs = tables.table_specs(self.model, self._sparse_optimizer)
+        self._own_optimizers = [
+            layer.table for layer in tables.find_layers(self.model) if layer.optimizer is not None
+        ]
+        self._dense = trainable_layout(self.model)
+        self._state = state_layout(self.model)
+        self.store.create_tables(specs)
+        self.store.init_dense(self._dense.pack(), self._state.pack(), self._dense_optimizer)
+        self._initialized = True
+        self._weights_are_current = False
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the model's outputs, in order."""
+        return self._outputs.names
+
+    # Training: one method for each stage.
+
+    def train_step(self, batch: Batch) -> None:
+        """Train on one batch; metrics add up until `reset_metrics`. A batch without samples is `train_empty`."""
+        if batch.size == 0:
+            self.train_empty()
+            return
+        prepared = self.prepare(batch)
+        reply = self.pull(prepared)
+        self.push(prepared, self.compute(prepared, reply))
+
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        """First stage: tensors, sample weights, and the distinct keys of the batch. Reads no parameter."""
+        return self._prepare(batch, training=True)
+
+    def pull(self, prepared: PreparedBatch) -> PullReply:
+        """Second stage: read the rows and the dense parameters; new rows are made."""
+        reply = self.store.pull(PullRequest(prepared.lookups.keys, train=True, dense=True))
+        self.step = reply.step
+        return reply
+
+    def compute(self, prepared: PreparedBatch, reply: PullReply) -> TrainResult:
+        """Third stage: loss, gradients, metrics.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is NaN or infinite; nothing has been pushed.
+        """
+        program = self._train_program(bool(prepared.weight))
+        plan = self._recording(training=True).plan
+        dense, state = _dense_of(reply)
+        result = program.run(
+            dense,
+            state,
+            RowTensors.of(plan, prepared.lookups, reply.rows),
+            prepared.columns,
+            prepared.labels,
+            prepared.weight,
+        )
+        if self.options.check_finite:
+            self._check(result.checks, prepared.batch, "training")
+        return result
+
+    def push(self, prepared: PreparedBatch, result: TrainResult) -> None:
+        """Fourth stage: give the gradients to the store."""
+        plan = self._recording(training=True).plan
+        rate, sparse_rate = self._rates()
+        self.step = self.store.push(
+            PushRequest(
+                plan.split_gradients(prepared.lookups.keys, result.row_gradients),
+                result.dense_gradient,
+                result.state_delta,
+                samples=prepared.batch.size,
+                sparse_learning_rate=sparse_rate,
+                dense_learning_rate=rate,
+            )
+        )
+        self._weights_are_current = False
+
+    def train_empty(self) -> None:
+        """Take part in a synchronous step without a sample."""
+        plan = self._recording(training=True).plan
+        keys = plan.empty()
+        self.step = self.store.pull(PullRequest(keys, train=True, dense=True)).step
+        rate, sparse_rate = self._rates()
+        self.step = self.store.push(
+            PushRequest(
+                {
+                    name: SparseGradient(unique.keys, np.zeros((0, plan.dims[name]), np.float32))
+                    for name, unique in keys.items()
+                },
+                np.zeros(self._dense.size, np.float32),
+                np.zeros(self._state.size, np.float32) if self._state.size else None,
+                samples=0,
+                sparse_learning_rate=sparse_rate,
+                dense_learning_rate=rate,
+            )
+        )
+        self._weights_are_current = False
+
+    # Evaluation and prediction: the model's own weights, refreshed from the store when it has moved.
+
+    def evaluate_step(self, batch: Batch) -> None:
+        """Add one batch to the metrics; changes no parameter."""
+        if batch.size == 0:
+            return
+        prepared, rows = self._read(batch)
+        weighted = bool(prepared.weight)
+        if weighted not in self._evaluate_programs:
+            plan = self._recording(training=False).plan
+            self._evaluate_programs[weighted] = EvaluateProgram(
+                self.model, self._inputs, self._outputs, plan, weighted=weighted
+            )
+        checks = self._evaluate_programs[weighted].run(
+            rows, prepared.columns, prepared.labels, prepared.weight
+        )
+        if self.options.check_finite:
+            self._check(checks, batch, "evaluation")
+
+    def predict_step(self, batch: Batch) -> dict[str, npt.NDArray[Any]]:
+        """The outputs for one batch, by name."""
+        prepared, rows = self._read(batch, labels=False)
+        if self._predict_program is None:
+            self._predict_program = PredictProgram(
+                self.model, self._inputs, self._recording(training=False).plan
+            )
+        outputs = self._predict_program.run(rows, prepared.columns)
+        return dict(zip(self._outputs.names, outputs, strict=True))
+
+    def refresh(self) -> None:
+        """Read the dense parameters from the store into the model; call it where other workers may have pushed."""
+        self.step, dense, state = self.pull_dense()
+        self.load_dense(dense, state)
+        self._weights_are_current = True
+
+    def pull_dense(self) -> tuple[int, Float32Array, Float32Array]:
+        """The store's step, and its flat vectors of trainable and of other float weights."""
+        reply = self.store.pull(PullRequest({}, train=False, dense=True))
+        return (reply.step, *_dense_of(reply))
+
+    def dense_vector(self) -> tuple[Float32Array, Float32Array]:
+        """The model's trainable float weights and its other float weights, each as one flat vector."""
+        return self._dense.pack(), self._state.pack()
+
+    def load_dense(self, vector: Float32Array, state: Float32Array) -> None:
+        """Set the model's weights; the store is not changed."""
+        self._dense.unpack(vector)
+        self._state.unpack(state)
+
+    # Learning rate and metrics.
+
+    def set_learning_rate(self, value: float) -> None:
+        """Use this learning rate from the next step on; tables follow unless they have an optimizer of their own."""
+        self._rate.set(value)
+
+    def metric_states(self) -> list[npt.NDArray[Any]]:
+        """The sums and counts of all metrics since the last reset, to be merged with other workers'."""
+        return metrics.states(self.model)
+
+    def merge_metric_states(self, parts: Sequence[Sequence[npt.NDArray[Any]]]) -> None:
+        """Set the metrics to what one worker that saw all samples would have."""
+        metrics.load(self.model, metrics.merge(parts))
+
+    def metric_results(self) -> dict[str, float]:
+        """The metrics by name, the loss included."""
+        return metrics.results(self.model)
+
+    def reset_metrics(self) -> None:
+        """Begin the metrics anew."""
+        self.model.reset_metrics()
+
+    def _prepare(self, batch: Batch, *, training: bool, labels: bool = True) -> PreparedBatch:
+        arrays = self._inputs.arrays(batch.features)
+        columns = [as_tensor(array) for array in arrays]
+        label_arrays = self._outputs.arrays(batch) if labels else []
+        weight = batch.sample_weight if labels else None
+        if training and self.options.class_weight is not None:
+            if weight is not None:
+                raise ValueError("Give class_weight or sample weights, not both. Received: both")
+            weight = class_weights(label_arrays[0], self.options.class_weight)
+        return PreparedBatch(
+            batch,
+            columns,
+            [as_tensor(array) for array in label_arrays],
+            [] if weight is None else [as_tensor(np.asarray(weight, np.float32))],
+            self._recording(training).lookups(arrays, columns),
+        )
+
+    def _read(self, batch: Batch, *, labels: bool = True) -> tuple[PreparedBatch, RowTensors]:
+        if not self._weights_are_current:
+            self.refresh()
+        prepared = self._prepare(batch, training=False, labels=labels)
+        reply = self.store.pull(PullRequest(prepared.lookups.keys, train=False, dense=False))
+        return prepared, RowTensors.of(self._recording(training=False).plan, prepared.lookups, reply.rows)
+
+    def _recording(self, training: bool) -> Recording:
+        if not self._initialized:
+            raise RuntimeError(
+                "Call Trainer.initialize(sample) first. Received: a trainer that has no model yet"
+            )
+        if training not in self._recordings:
+            self._recordings[training] = Recording(self.model, self._inputs, training)
+        return self._recordings[training]
+
+    def _train_program(self, weighted: bool) -> TrainProgram:
+        if weighted not in self._train_programs:
+            self._train_programs[weighted] = TrainProgram(
+                self.model,
+                self._inputs,
+                self._outputs,
+                self._recording(training=True).plan,
+                self._dense,
+                self._state,
+                weighted=weighted,
+                clipping=self._clipping,
+                clip_rows=self.options.sparse_optimizer is None,
+            )
+        return self._train_programs[weighted]
+
+    def _rates(self) -> tuple[float | None, float | None]:
+        rate = self._rate.value(self.step)
+        if rate is None or self.options.sparse_optimizer is not None:
+            return rate, None
+        if self._own_optimizers:
+            raise ValueError(
+                "A learning rate that changes reaches all tables alike, but some have an optimizer of their own. Give "
+                "the trainer a sparse_optimizer, or those tables none. "
+                f"Received: tables with an optimizer {self._own_optimizers}"
+            )
+        return rate, rate
+
+    def _build_loss(self, sample: Batch, outputs: Any) -> None:
+        """Have Keras make the states of losses and metrics, which it cannot do inside of a trace."""
+        if self.options.class_weight is not None and len(self._outputs.names) > 1:
+            raise ValueError(
+                "class_weight needs a model with one output; weigh the samples instead. "
+                f"Received: outputs {self._outputs.names}"
+            )
+        labels = self._outputs.pack([tf.constant(array[:2]) for array in self._outputs.arrays(sample)])
+        self.model._compute_loss(y=labels, y_pred=outputs, training=False)
+        self.model.compute_metrics(None, labels, outputs)
+        self.model.reset_metrics()
+
+    def _check(self, checks: npt.NDArray[np.float32], batch: Batch, doing: str) -> None:
+        columns = {**batch.features, **batch.labels}
+        if batch.sample_weight is not None:
+            columns["sample_weight"] = batch.sample_weight
+        check_finite(checks, self._outputs.names, columns, self.step, doing)
+
+
+def _dense_of(reply: PullReply) -> tuple[Float32Array, Float32Array]:
+    if reply.dense is None or reply.state is None:
+        raise ValueError("The store's reply lacks the dense parameters that were asked for. Received: None")
+    return reply.dense, reply.state
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"The model must be a keras.Model of Keras 3. Received: {type(model).__module__}.{type(model).__name__}"
+        )
+    if not model.compiled or model.optimizer is None:
+        raise ValueError(
+            "The model must be compiled with an optimizer and a loss: model.compile(optimizer, loss=…). "
+            f"Received: model {model.name!r}, compiled={model.compiled}"
+        )
+    if type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            "The trainer computes the step itself, so a train_step of the model's own would be ignored. Override "
+            f"compute_loss and compute_metrics instead. Received: {type(model).__name__}.train_step"
+        )
