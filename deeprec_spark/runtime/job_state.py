@@ -43,6 +43,8 @@ class JobState:
         """Record that the job cannot go on for a reason outside the nodes."""
         with self.condition:
             if not self.stopping and self._abort is None:
+                for member in self.members.lost():
+                    self.fail(self._failure(member.rank, member.reason))
                 self._abort = error
                 self._failed_at = self._failed_at or time.monotonic()
                 self.condition.notify_all()

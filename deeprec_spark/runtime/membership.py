@@ -194,6 +194,11 @@ class Membership:
         member = self._members.get(rank)
         return member is not None and member.alive
 
+    def lost(self) -> list[Member]:
+        """The members that were lost and not replaced."""
+        with self._condition:
+            return [member for member in self._members.values() if member.state is MemberState.LOST]
+
     def any_alive(self) -> bool:
         """Whether any node still holds a rank."""
         with self._condition:

@@ -10,10 +10,11 @@ import hmac
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -23,6 +24,7 @@ from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, decode, e
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Handler = Callable[[Message], Message]
 
 # Without these a channel that once failed to connect may wait two minutes before it tries again.
@@ -248,6 +250,21 @@ class Connection:
     def close(self) -> None:
         """Close the channel; running calls fail."""
         self._client.close()
+
+
+def retried(call: Callable[[], T], seconds: float, closed: threading.Event | None = None) -> T:
+    """Repeat a call while its connection is lost, with growing pauses, for at most `seconds`."""
+    cancelled = closed or threading.Event()
+    end = time.monotonic() + seconds
+    pause = 0.05
+    while True:
+        try:
+            return call()
+        except ConnectionLostError as error:  # noqa: PERF203  # to try again is what the loop is for
+            if time.monotonic() + pause >= end or cancelled.wait(pause):
+                raise
+            logger.warning("Trying again: %s", error)
+            pause = min(2 * pause, 1.0)
 
 
 def _raised(error: Mapping[str, str], address: str, method: str) -> Exception:

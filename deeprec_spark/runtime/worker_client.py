@@ -223,6 +223,12 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
+    def __enter__(self) -> Heartbeat:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def _run(self) -> None:
         self._last = time.monotonic()
         while not self._closed.wait(self._interval):

@@ -1,0 +1,111 @@
+"""Gather: one value from each rank, combined once, and an answer back to each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from deeprec_spark.runtime.options import describe_rank
+
+Part = TypeVar("Part")
+Answer = TypeVar("Answer")
+
+
+class Gather(Generic[Part, Answer]):
+    """Rounds in which every rank takes part; each round is combined once, in rank order.
+
+    A rank that repeats its last request (its answer was lost) gets the same answer again. Safe from many threads.
+
+    Arguments:
+        what: the word for messages, e.g. "pull".
+        ranks: who takes part.
+        num_ps: for messages.
+        combine: from the parts by rank, in rank order, to the answers by rank; runs in one caller's thread.
+        timeout: seconds from a round's first part until all must be there.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        ranks: Sequence[int],
+        num_ps: int,
+        combine: Callable[[Mapping[int, Part]], Mapping[int, Answer]],
+        timeout: float,
+    ) -> None:
+        self._what = what
+        self._ranks = sorted(ranks)
+        self._num_ps = num_ps
+        self._combine = combine
+        self._timeout = timeout
+        self._condition = threading.Condition()
+        self._round = 1
+        self._parts: dict[int, Part] = {}
+        self._answers: Mapping[int, Answer] = {}
+        self._combining = False
+        self._deadline = 0.0
+        self._error: Exception | None = None
+
+    def exchange(self, rank: int, sequence: int, part: Part) -> Answer:
+        """Take part in round `sequence` (1, 2, …) and wait for its answer.
+
+        Raises:
+            TimeoutError: not every rank came in time; names the missing ones.
+            ValueError: the rank or the round does not fit.
+            Exception: what `combine` raised, for every rank; the gather stays broken.
+        """
+        with self._condition:
+            self._check(rank, sequence)
+            if sequence == self._round - 1:
+                return self._answers[rank]
+            if not self._parts:
+                self._deadline = time.monotonic() + self._timeout
+            self._parts.setdefault(rank, part)
+            if len(self._parts) < len(self._ranks) or self._combining:
+                return self._wait(rank, sequence)
+            self._combining = True
+        try:
+            answers = self._combine({one: self._parts[one] for one in self._ranks})
+        except Exception as error:
+            self.fail(error)
+            raise
+        with self._condition:
+            self._answers, self._parts, self._combining = answers, {}, False
+            self._round += 1
+            self._condition.notify_all()
+            return answers[rank]
+
+    def fail(self, error: Exception) -> None:
+        """Break the gather: all who wait or come later get this error."""
+        with self._condition:
+            self._error = self._error or error
+            self._condition.notify_all()
+
+    def _check(self, rank: int, sequence: int) -> None:
+        if rank not in self._ranks:
+            raise ValueError(f"Ranks {self._ranks} take part in each {self._what}. Received: rank={rank}")
+        if self._error is not None:
+            raise self._error
+        if sequence not in (self._round - 1, self._round) or (
+            sequence == self._round - 1 and rank not in self._answers
+        ):
+            raise ValueError(
+                f"{self._what} {self._round} is next; every rank takes part in each. Received: rank={rank}, {sequence}"
+            )
+
+    def _wait(self, rank: int, sequence: int) -> Answer:
+        while self._round == sequence and self._error is None:
+            left = self._deadline - time.monotonic()
+            if left <= 0 and not self._combining:
+                missing = [describe_rank(one, self._num_ps) for one in self._ranks if one not in self._parts]
+                self._error = TimeoutError(
+                    f"Synchronous {self._what} {sequence} waited {self._timeout:.0f} s for other workers. "
+                    f"Missing: {', '.join(missing)}"
+                )
+                self._condition.notify_all()
+                break
+            self._condition.wait(max(left, 0.05) if self._combining else left)
+        if self._error is not None:
+            raise self._error
+        return self._answers[rank]

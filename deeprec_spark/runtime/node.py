@@ -1,0 +1,159 @@
+"""Main of a node's process: `python -m deeprec_spark.runtime.node`, started by its supervisor.
+
+Reads its job from standard input, which stays open as its lifeline; logs to standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+
+from deeprec_spark.embedding.store import EmbeddingStore
+from deeprec_spark.runtime.context import WorkerContext, load_entry
+from deeprec_spark.runtime.errors import JobEndedError, JobError
+from deeprec_spark.runtime.job import NodeJob
+from deeprec_spark.runtime.lifeline import die_with_parent, kill_own_group
+from deeprec_spark.runtime.node_log import NODE_LOG_FORMAT
+from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
+from deeprec_spark.runtime.server import ParameterServer, ServerOptions
+from deeprec_spark.runtime.transport import MessageServer, local_host_towards
+from deeprec_spark.runtime.worker_client import Heartbeat, WorkerClient
+
+logger = logging.getLogger(__name__)
+
+# After the job has ended a worker may be deep in a step; it gets this long to return to its client.
+STOP_GRACE_SECONDS = 20.0
+
+
+class NodeProcess:
+    """One node: connects to the coordinator and plays its role until the job ends."""
+
+    def __init__(self, job: NodeJob) -> None:
+        self._job = job
+        settings = job.settings
+        self._client = WorkerClient(
+            settings.coordinator,
+            token=settings.token,
+            rank=job.rank,
+            incarnation=job.incarnation,
+            tls=settings.tls,
+        )
+        self._stopped = threading.Event()
+        self._done = threading.Event()
+
+    def run(self) -> int:
+        """Play the role until the job ends; the process's exit code."""
+        try:
+            if self._job.is_server:
+                self._serve()
+            else:
+                self._work()
+            return 0
+        except JobEndedError:
+            return 0
+        except Exception as error:  # whatever it is, the driver must hear of it
+            return self._report(error)
+        finally:
+            self._done.set()
+            self._client.close()
+
+    def _serve(self) -> None:
+        from deeprec_spark.embedding.local_store import LocalStore
+
+        settings = self._job.settings
+        store = LocalStore(shard_index=self._job.rank, num_shards=settings.num_ps)
+        options = ServerOptions(
+            settings.num_ps, settings.num_workers, mode=settings.mode, sync_timeout=settings.sync_timeout
+        )
+        service = ParameterServer(store, options)
+        server = MessageServer(
+            service.handlers(),
+            host=local_host_towards(settings.coordinator),
+            token=settings.token,
+            tls=settings.tls,
+        )
+        logger.info("Serving at %s", server.address)
+        self._client.announce(server.address)
+        with self._heartbeat():
+            self._stopped.wait()
+            service.stop()
+            server.stop()
+        store.close()
+
+    def _work(self) -> None:
+        settings = self._job.settings
+        self._client.announce(None)
+        with self._heartbeat():
+            entry = load_entry(settings.worker_entry)
+            store = self._make_store()
+            context = WorkerContext(
+                rank=self._job.rank,
+                worker_index=self._job.rank - settings.num_ps,
+                num_workers=settings.num_workers,
+                mode=settings.mode,
+                client=self._client,
+                store=store,
+                payload=self._job.payload,
+            )
+            try:
+                entry(context)
+            finally:
+                store.close()
+
+    def _make_store(self) -> EmbeddingStore:
+        settings = self._job.settings
+        if settings.num_ps == 0:
+            from deeprec_spark.embedding.local_store import LocalStore
+
+            return LocalStore()
+        addresses = self._client.servers(settings.servers_timeout)
+        options = RemoteStoreOptions(
+            token=settings.token,
+            rank=self._job.rank,
+            incarnation=self._job.incarnation,
+            tls=settings.tls,
+            step_timeout=settings.sync_timeout + 30.0,
+        )
+        return RemoteStore(addresses, options)
+
+    def _heartbeat(self) -> Heartbeat:
+        interval, timeout = self._job.heartbeat_interval, self._job.heartbeat_timeout
+        return Heartbeat(self._client, interval=interval, timeout=timeout, on_stop=self._on_stop)
+
+    def _on_stop(self, reason: str) -> None:
+        """In the heartbeat's thread: the job is over, or over for this copy."""
+        logger.info("Ending: %s", reason)
+        self._stopped.set()
+        if not self._done.wait(STOP_GRACE_SECONDS):
+            logger.warning("Still at work %.0f s after the end of the job: killed", STOP_GRACE_SECONDS)
+            kill_own_group()
+
+    def _report(self, error: Exception) -> int:
+        if self._stopped.is_set():
+            logger.warning("Failed after the end of the job, most likely because of it", exc_info=error)
+            return 0
+        logger.error("Failed", exc_info=error)
+        try:
+            self._client.fail(error)
+        except (JobError, TimeoutError, PermissionError) as lost:
+            logger.error("The failure could not be reported: %s", lost)
+        return 1
+
+
+def main() -> int:
+    """Read the job, tie this process to its supervisor, play the role."""
+    stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
+    job = NodeJob.read(stream)
+    die_with_parent(stream)
+    logging.basicConfig(level=logging.INFO, format=NODE_LOG_FORMAT, stream=sys.stderr)
+    return NodeProcess(job).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # Native threads (TensorFlow, gRPC) may not hold up or crash the end of a process that has done its work.
+    os._exit(code)

@@ -1,0 +1,278 @@
+"""RemoteStore: the embedding store of a worker, spread over the job's parameter servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.store import (
+    CheckpointFile,
+    PullReply,
+    PullRequest,
+    PushRequest,
+    SparseGradient,
+    TableSpec,
+    UniqueKeys,
+)
+from deeprec_spark.runtime.messages import Message, aligned_empty
+from deeprec_spark.runtime.placement import dense_bounds, split_keys
+from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
+from deeprec_spark.runtime.store_messages import (
+    Sender,
+    decode_pull_reply,
+    encode_pull,
+    encode_push,
+    file_from_dict,
+    spec_to_dict,
+)
+from deeprec_spark.runtime.transport import Connection, TlsOptions, retried
+
+Float32Array = npt.NDArray[np.float32]
+Int64Array = npt.NDArray[np.int64]
+
+# Where each key of each table went: positions[server][table] indexes the request's keys of that table.
+Positions = list[list[Int64Array]]
+
+
+@dataclass(frozen=True)
+class RemoteStoreOptions:
+    """How a worker talks to its servers. Times are seconds.
+
+    Arguments:
+        token: the job's secret.
+        rank, incarnation: who this worker is; requests are numbered within them.
+        step_timeout: for one pull or push, other ranks' part of a synchronous step included.
+        file_timeout: for a save or restore.
+        retry_seconds: how long a lost connection is tried again before the error is raised.
+    """
+
+    token: str = field(repr=False)
+    rank: int = 0
+    incarnation: int = 1
+    tls: TlsOptions | None = None
+    step_timeout: float = DEFAULT_SYNC_TIMEOUT + 30.0
+    file_timeout: float = 3600.0
+    retry_seconds: float = 10.0
+
+
+class RemoteStore:
+    """Implements `EmbeddingStore` over servers; the training step cannot tell it from `LocalStore`.
+
+    A step costs one round trip to each server for its pull and one for its push; servers work in parallel. Keys go
+    to servers by hash bucket, dense parameters in contiguous shards, answers come back in the order of the request.
+
+    Arguments:
+        addresses: `host:port` of every server, in rank order.
+        options: token, identity and deadlines.
+    """
+
+    def __init__(self, addresses: Sequence[str], options: RemoteStoreOptions) -> None:
+        if not addresses:
+            raise ValueError("RemoteStore needs the address of at least one server. Received: addresses=[]")
+        self._options = options
+        self._connections = [
+            Connection(address, token=options.token, tls=options.tls, timeout=options.step_timeout)
+            for address in addresses
+        ]
+        self._pool = (
+            ThreadPoolExecutor(len(addresses), thread_name_prefix="servers") if len(addresses) > 1 else None
+        )
+        self._pulls = 0
+        self._pushes = 0
+        self._closed = threading.Event()
+
+    def create_tables(self, specs: Sequence[TableSpec]) -> None:
+        """Make the tables on every server; a table that exists with another spec is a ValueError."""
+        self._everywhere("create_tables", Message({"specs": [spec_to_dict(spec) for spec in specs]}))
+
+    def init_dense(self, dense: Float32Array, state: Float32Array, optimizer: Optimizer) -> None:
+        """Set the dense parameters where the servers have none yet; later calls must agree in size."""
+        servers = len(self._connections)
+        messages = [
+            Message({"optimizer": optimizer.to_dict()}, {"dense": part, "state": state_part})
+            for part, state_part in zip(_shards(dense, servers), _shards(state, servers), strict=True)
+        ]
+        self._parallel("init_dense", messages)
+
+    def pull(self, request: PullRequest) -> PullReply:
+        """Read the rows and dense parameters of one step."""
+        if request.train:
+            self._pulls += 1
+        sender = self._sender(self._pulls)
+        if len(self._connections) == 1:
+            reply = decode_pull_reply(self._parallel("pull", [encode_pull(sender, request)])[0])
+            return PullReply(
+                {table: _aligned([rows]) for table, rows in reply.rows.items()},
+                dense=None if reply.dense is None else _aligned([reply.dense]),
+                state=None if reply.state is None else _aligned([reply.state]),
+                step=reply.step,
+            )
+        tables = list(request.keys)
+        positions = split_keys([request.keys[table].keys for table in tables], len(self._connections))
+        messages = [encode_pull(sender, _part_of(request, tables, places)) for places in positions]
+        replies = [decode_pull_reply(message) for message in self._parallel("pull", messages)]
+        return PullReply(
+            {table: _merge_rows(replies, table, index, positions) for index, table in enumerate(tables)},
+            dense=_concatenated([reply.dense for reply in replies]),
+            state=_concatenated([reply.state for reply in replies]),
+            step=max(reply.step for reply in replies),
+        )
+
+    def push(self, request: PushRequest) -> int:
+        """Apply the gradients of one step; returns the number of updates applied so far."""
+        self._pushes += 1
+        sender = self._sender(self._pushes)
+        messages = [encode_push(sender, part) for part in self._push_parts(request)]
+        return max(int(answer.header["step"]) for answer in self._parallel("push", messages))
+
+    def evict(self) -> Mapping[str, int]:
+        """Run each table's eviction policy on every server; returns the rows evicted by table."""
+        total: dict[str, int] = {}
+        for answer in self._everywhere("evict", Message(), timeout=self._options.file_timeout):
+            for table, count in answer.header["evicted"].items():
+                total[table] = total.get(table, 0) + count
+        return total
+
+    def save(self, directory: str) -> list[CheckpointFile]:
+        """Every server writes its shard below `directory`, which all of them must reach under this name."""
+        answers = self._everywhere(
+            "save", Message({"directory": directory}), timeout=self._options.file_timeout
+        )
+        return [file_from_dict(entry) for answer in answers for entry in answer.header["files"]]
+
+    def restore(self, directory: str) -> None:
+        """Every server reads its shard of what `save` wrote, whatever number of servers wrote it."""
+        self._everywhere("restore", Message({"directory": directory}), timeout=self._options.file_timeout)
+
+    def statistics(self) -> Mapping[str, Mapping[str, Any]]:
+        """Counters of each table, summed over the servers."""
+        return merge_statistics(
+            [answer.header["tables"] for answer in self._everywhere("statistics", Message())]
+        )
+
+    def close(self) -> None:
+        """Close the connections; the servers go on."""
+        self._closed.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        for connection in self._connections:
+            connection.close()
+
+    def _sender(self, sequence: int) -> Sender:
+        return Sender(self._options.rank, self._options.incarnation, sequence)
+
+    def _push_parts(self, request: PushRequest) -> list[PushRequest]:
+        servers = len(self._connections)
+        if servers == 1:
+            return [request]
+        tables = list(request.gradients)
+        positions = split_keys([request.gradients[table].keys for table in tables], servers)
+        dense = _optional_shards(request.dense_gradient, servers)
+        state = _optional_shards(request.state_delta, servers)
+        parts = []
+        for server, places in enumerate(positions):
+            gradients = {
+                table: SparseGradient(
+                    request.gradients[table].keys[place], request.gradients[table].gradient[place]
+                )
+                for table, place in zip(tables, places, strict=True)
+            }
+            parts.append(
+                PushRequest(
+                    gradients,
+                    dense_gradient=dense[server],
+                    state_delta=state[server],
+                    samples=request.samples,
+                    sparse_learning_rate=request.sparse_learning_rate,
+                    dense_learning_rate=request.dense_learning_rate,
+                )
+            )
+        return parts
+
+    def _everywhere(self, method: str, message: Message, timeout: float | None = None) -> list[Message]:
+        return self._parallel(method, [message] * len(self._connections), timeout)
+
+    def _parallel(
+        self, method: str, messages: Sequence[Message], timeout: float | None = None
+    ) -> list[Message]:
+        """Call every server at once; waits for all, then raises the first error in rank order."""
+        if self._pool is None:
+            return [self._call(self._connections[0], method, messages[0], timeout)]
+        futures = [
+            self._pool.submit(self._call, connection, method, message, timeout)
+            for connection, message in zip(self._connections, messages, strict=True)
+        ]
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+        return [future.result() for future in futures]
+
+    def _call(self, connection: Connection, method: str, message: Message, timeout: float | None) -> Message:
+        """One call, sent again with the same number if the connection breaks: it takes effect once."""
+        return retried(
+            lambda: connection.call(method, message, timeout=timeout),
+            self._options.retry_seconds,
+            self._closed,
+        )
+
+
+def merge_statistics(shards: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Sum the numbers of each table over the servers; what is no number is kept where all agree."""
+    merged: dict[str, dict[str, Any]] = {}
+    for shard in shards:
+        for table, values in shard.items():
+            into = merged.setdefault(table, {})
+            for name, value in values.items():
+                if name not in into:
+                    into[name] = value
+                elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                    into[name] += value
+    return merged
+
+
+def _part_of(request: PullRequest, tables: Sequence[str], places: Sequence[Int64Array]) -> PullRequest:
+    keys = {
+        table: UniqueKeys(request.keys[table].keys[place], request.keys[table].counts[place])
+        for table, place in zip(tables, places, strict=True)
+    }
+    return PullRequest(keys, train=request.train, dense=request.dense)
+
+
+def _merge_rows(replies: Sequence[PullReply], table: str, index: int, positions: Positions) -> Float32Array:
+    count = sum(len(places[index]) for places in positions)
+    dim = replies[0].rows[table].shape[1]
+    merged: Float32Array = aligned_empty((count, dim), np.float32)
+    for reply, places in zip(replies, positions, strict=True):
+        merged[places[index]] = reply.rows[table]
+    return merged
+
+
+def _shards(vector: Float32Array, servers: int) -> list[Float32Array]:
+    bounds = dense_bounds(len(vector), servers)
+    return [vector[begin:end] for begin, end in pairwise(bounds)]
+
+
+def _optional_shards(vector: Float32Array | None, servers: int) -> Sequence[Float32Array | None]:
+    return [None] * servers if vector is None else _shards(vector, servers)
+
+
+def _aligned(parts: Sequence[Float32Array]) -> Float32Array:
+    """The parts one after another in a 64-byte-aligned, writable array."""
+    first = parts[0]
+    joined: Float32Array = aligned_empty((sum(len(part) for part in parts), *first.shape[1:]), np.float32)
+    np.concatenate(parts, out=joined)
+    return joined
+
+
+def _concatenated(parts: Sequence[Float32Array | None]) -> Float32Array | None:
+    present = [part for part in parts if part is not None]
+    return _aligned(present) if present else None

@@ -1,0 +1,181 @@
+"""A parameter server: one shard of all tables and of the dense parameters, behind a MessageServer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.store import EmbeddingStore, PullReply, PullRequest, PushRequest
+from deeprec_spark.runtime.errors import JobEndedError, StaleNodeError
+from deeprec_spark.runtime.gather import Gather
+from deeprec_spark.runtime.messages import Message
+from deeprec_spark.runtime.options import Mode, check_topology, describe_rank
+from deeprec_spark.runtime.store_messages import (
+    Sender,
+    decode_pull,
+    decode_push,
+    encode_pull_reply,
+    file_to_dict,
+    spec_from_dict,
+)
+from deeprec_spark.runtime.synchronous import merge_pulls, merge_pushes
+from deeprec_spark.runtime.transport import Handler
+
+DEFAULT_SYNC_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The topology as a server needs it; `sync_timeout` is how many seconds ranks wait for each other in a step."""
+
+    num_ps: int
+    num_workers: int
+    mode: Mode = "async"
+    sync_timeout: float = DEFAULT_SYNC_TIMEOUT
+
+    def __post_init__(self) -> None:
+        check_topology(self.num_ps, self.num_workers, self.mode)
+
+    @property
+    def worker_ranks(self) -> range:
+        """The ranks of the workers."""
+        return range(self.num_ps, self.num_ps + self.num_workers)
+
+
+class SequenceGuard:
+    """Tells new requests from repeated ones, and turns replaced workers away. Callers hold a lock."""
+
+    def __init__(self, num_ps: int) -> None:
+        self._num_ps = num_ps
+        self._newest: dict[int, tuple[int, int]] = {}
+
+    def is_new(self, sender: Sender) -> bool:
+        """Whether this request has not been seen; a StaleNodeError if another copy of the rank has taken over."""
+        incarnation, sequence = self._newest.get(sender.rank, (0, 0))
+        if sender.incarnation < incarnation:
+            raise StaleNodeError(
+                f"{describe_rank(sender.rank, self._num_ps)} was replaced; this copy must end. "
+                f"Received: incarnation={sender.incarnation}, newest={incarnation}"
+            )
+        if sender.incarnation == incarnation and sender.sequence <= sequence:
+            if sender.sequence < sequence:
+                raise ValueError(
+                    f"A request older than the last one. Received: {sender}, last sequence={sequence}"
+                )
+            return False
+        self._newest[sender.rank] = (sender.incarnation, sender.sequence)
+        return True
+
+
+class ParameterServer:
+    """The handlers of one server over its store.
+
+    Asynchronous (and with one worker): requests are applied as they come, one at a time. Synchronous: each training
+    pull and each push waits for those of all ranks, and is applied once, merged.
+    """
+
+    def __init__(self, store: EmbeddingStore, options: ServerOptions) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._pulls = SequenceGuard(options.num_ps)
+        self._pushes = SequenceGuard(options.num_ps)
+        self._step = 0
+        self._synchronous = options.mode == "sync" and options.num_workers > 1
+        ranks, timeout = options.worker_ranks, options.sync_timeout
+        self._pull_gather: Gather[PullRequest, PullReply] = Gather(
+            "pull", ranks, options.num_ps, self._pull_together, timeout
+        )
+        self._push_gather: Gather[PushRequest, int] = Gather(
+            "push", ranks, options.num_ps, self._push_together, timeout
+        )
+
+    def handlers(self) -> dict[str, Handler]:
+        """Handlers by method name."""
+        return {
+            "create_tables": self._create_tables,
+            "init_dense": self._init_dense,
+            "pull": self._pull,
+            "push": self._push,
+            "evict": self._evict,
+            "save": self._save,
+            "restore": self._restore,
+            "statistics": self._statistics,
+        }
+
+    def stop(self) -> None:
+        """Wake all calls that wait for other ranks; they fail."""
+        ended = JobEndedError("The job has ended.")
+        self._pull_gather.fail(ended)
+        self._push_gather.fail(ended)
+
+    def _create_tables(self, message: Message) -> Message:
+        specs = [spec_from_dict(entry) for entry in message.header["specs"]]
+        with self._lock:
+            self._store.create_tables(specs)
+        return Message()
+
+    def _init_dense(self, message: Message) -> Message:
+        dense, state = message.array("dense", np.float32), message.array("state", np.float32)
+        with self._lock:
+            self._store.init_dense(dense, state, Optimizer.from_dict(message.header["optimizer"]))
+        return Message()
+
+    def _pull(self, message: Message) -> Message:
+        request = decode_pull(message)
+        tables = list(request.keys)
+        if request.train and self._synchronous:
+            sender = Sender.of(message)
+            return encode_pull_reply(
+                self._pull_gather.exchange(sender.rank, sender.sequence, request), tables
+            )
+        with self._lock:
+            if request.train and not self._pulls.is_new(Sender.of(message)):
+                # The rows were made and counted when it came first; only its answer was lost.
+                request = replace(request, train=False)
+            return encode_pull_reply(self._store.pull(request), tables)
+
+    def _pull_together(self, requests: Mapping[int, PullRequest]) -> dict[int, PullReply]:
+        merged = merge_pulls(requests)
+        with self._lock:
+            reply = self._store.pull(merged.request)
+        return {
+            rank: merged.reply_for(rank, reply, dense=request.dense) for rank, request in requests.items()
+        }
+
+    def _push_together(self, requests: Mapping[int, PushRequest]) -> dict[int, int]:
+        merged = merge_pushes(requests)
+        with self._lock:
+            step = self._store.push(merged)
+        return dict.fromkeys(requests, step)
+
+    def _push(self, message: Message) -> Message:
+        sender, request = Sender.of(message), decode_push(message)
+        if self._synchronous:
+            return Message({"step": self._push_gather.exchange(sender.rank, sender.sequence, request)})
+        with self._lock:
+            if self._pushes.is_new(sender):
+                self._step = self._store.push(request)
+            return Message({"step": self._step})
+
+    def _evict(self, message: Message) -> Message:
+        with self._lock:
+            return Message({"evicted": dict(self._store.evict())})
+
+    def _save(self, message: Message) -> Message:
+        with self._lock:
+            files = self._store.save(str(message.header["directory"]))
+        return Message({"files": [file_to_dict(file) for file in files]})
+
+    def _restore(self, message: Message) -> Message:
+        with self._lock:
+            self._store.restore(str(message.header["directory"]))
+        return Message()
+
+    def _statistics(self, message: Message) -> Message:
+        with self._lock:
+            found = self._store.statistics()
+        return Message({"tables": {table: dict(values) for table, values in found.items()}})

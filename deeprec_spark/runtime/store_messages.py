@@ -1,0 +1,249 @@
+"""Pulls, pushes and table specs as messages.
+
+All tables of a request travel in a few arrays: keys one after another, rows flat, and the lengths by table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.options import EmbeddingVariableOption
+from deeprec_spark.embedding.store import (
+    CheckpointFile,
+    PullReply,
+    PullRequest,
+    PushRequest,
+    SparseGradient,
+    TableSpec,
+    UniqueKeys,
+)
+from deeprec_spark.runtime.messages import Message
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who sends a request: its rank, the incarnation of that rank, and a number that rises with each request.
+
+    A request that is sent again after a lost connection keeps its number, so that it takes effect once.
+    """
+
+    rank: int
+    incarnation: int
+    sequence: int
+
+    def to_header(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"rank": self.rank, "incarnation": self.incarnation, "sequence": self.sequence}
+
+    @classmethod
+    def of(cls, message: Message) -> Sender:
+        """The sender of a message; ValueError if it does not say."""
+        values = [message.header.get(name) for name in ("rank", "incarnation", "sequence")]
+        if not all(type(value) is int for value in values):
+            raise ValueError(f"A request needs integers rank, incarnation, sequence. Received: {values}")
+        rank, incarnation, sequence = (int(value) for value in values if value is not None)
+        return cls(rank, incarnation, sequence)
+
+
+def encode_pull(sender: Sender, request: PullRequest) -> Message:
+    """A pull; see `decode_pull`."""
+    tables = list(request.keys)
+    parts = [request.keys[table] for table in tables]
+    header = {**sender.to_header(), "tables": tables, "train": request.train, "dense": request.dense}
+    arrays = {
+        "lengths": np.array([len(part.keys) for part in parts], dtype=np.int64),
+        "keys": _joined([part.keys for part in parts], np.int64),
+        "counts": _joined([part.counts for part in parts], np.int64),
+    }
+    return Message(header, arrays)
+
+
+def decode_pull(message: Message) -> PullRequest:
+    """The request that `encode_pull` made; ValueError where it is malformed."""
+    tables, bounds = _tables(message)
+    keys, counts = message.array("keys", np.int64), message.array("counts", np.int64)
+    _check_total("keys", keys, bounds[-1])
+    _check_total("counts", counts, bounds[-1])
+    parts = {
+        table: UniqueKeys(keys[begin:end], counts[begin:end])
+        for table, begin, end in zip(tables, bounds, bounds[1:], strict=False)
+    }
+    return PullRequest(parts, train=_flag(message, "train"), dense=_flag(message, "dense"))
+
+
+def encode_pull_reply(reply: PullReply, tables: Sequence[str]) -> Message:
+    """A reply with the rows of these tables, in this order."""
+    parts = [reply.rows[table] for table in tables]
+    arrays: dict[str, Array | Sequence[Array]] = {
+        "rows": _joined([np.ascontiguousarray(part).reshape(-1) for part in parts], np.float32)
+    }
+    if reply.dense is not None:
+        arrays["dense"] = reply.dense
+    if reply.state is not None:
+        arrays["state"] = reply.state
+    shapes = [[len(part), part.shape[1]] for part in parts]
+    return Message({"tables": list(tables), "shapes": shapes, "step": reply.step}, arrays)
+
+
+def decode_pull_reply(message: Message) -> PullReply:
+    """The reply that `encode_pull_reply` made; its arrays are read-only views."""
+    rows = message.array("rows", np.float32)
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    at = 0
+    for table, (count, dim) in zip(message.header["tables"], message.header["shapes"], strict=True):
+        found[table] = rows[at : at + count * dim].reshape(count, dim)
+        at += count * dim
+    return PullReply(
+        found,
+        dense=_optional(message, "dense"),
+        state=_optional(message, "state"),
+        step=message.header["step"],
+    )
+
+
+def encode_push(sender: Sender, request: PushRequest) -> Message:
+    """A push; see `decode_push`."""
+    tables = list(request.gradients)
+    parts = [request.gradients[table] for table in tables]
+    header = {
+        **sender.to_header(),
+        "tables": tables,
+        "dims": [part.gradient.shape[1] for part in parts],
+        "samples": request.samples,
+        "sparse_learning_rate": request.sparse_learning_rate,
+        "dense_learning_rate": request.dense_learning_rate,
+    }
+    arrays: dict[str, Array | Sequence[Array]] = {
+        "lengths": np.array([len(part.keys) for part in parts], dtype=np.int64),
+        "keys": _joined([part.keys for part in parts], np.int64),
+        "gradients": _joined([np.ascontiguousarray(part.gradient).reshape(-1) for part in parts], np.float32),
+    }
+    if request.dense_gradient is not None:
+        arrays["dense_gradient"] = request.dense_gradient
+    if request.state_delta is not None:
+        arrays["state_delta"] = request.state_delta
+    return Message(header, arrays)
+
+
+def decode_push(message: Message) -> PushRequest:
+    """The request that `encode_push` made; ValueError where it is malformed."""
+    tables, bounds = _tables(message)
+    dims = message.header.get("dims")
+    if (
+        not isinstance(dims, list)
+        or len(dims) != len(tables)
+        or not all(type(d) is int and d > 0 for d in dims)
+    ):
+        raise ValueError(f"A push needs the dimension of each table. Received: dims={str(dims)[:100]}")
+    keys, flat = message.array("keys", np.int64), message.array("gradients", np.float32)
+    _check_total("keys", keys, bounds[-1])
+    sizes = [(end - begin) * dim for begin, end, dim in zip(bounds, bounds[1:], dims, strict=False)]
+    _check_total("gradients", flat, sum(sizes))
+    gradients: dict[str, SparseGradient] = {}
+    at = 0
+    for table, begin, end, dim, size in zip(tables, bounds, bounds[1:], dims, sizes, strict=False):
+        gradients[table] = SparseGradient(keys[begin:end], flat[at : at + size].reshape(end - begin, dim))
+        at += size
+    samples = message.header.get("samples")
+    if type(samples) is not int or samples < 0:
+        raise ValueError(f"A push needs its number of samples. Received: samples={samples!r}")
+    return PushRequest(
+        gradients,
+        dense_gradient=_optional(message, "dense_gradient"),
+        state_delta=_optional(message, "state_delta"),
+        samples=samples,
+        sparse_learning_rate=_rate(message, "sparse_learning_rate"),
+        dense_learning_rate=_rate(message, "dense_learning_rate"),
+    )
+
+
+def spec_to_dict(spec: TableSpec) -> dict[str, Any]:
+    """A table spec as JSON values."""
+    return {
+        "name": spec.name,
+        "embedding_dim": spec.embedding_dim,
+        "option": spec.option.to_dict(),
+        "optimizer": None if spec.optimizer is None else spec.optimizer.to_dict(),
+        "seed": spec.seed,
+    }
+
+
+def spec_from_dict(data: Mapping[str, Any]) -> TableSpec:
+    """Read back what `spec_to_dict` gave."""
+    optimizer = data["optimizer"]
+    return TableSpec(
+        name=str(data["name"]),
+        embedding_dim=int(data["embedding_dim"]),
+        option=EmbeddingVariableOption.from_dict(data["option"]),
+        optimizer=None if optimizer is None else Optimizer.from_dict(optimizer),
+        seed=int(data["seed"]),
+    )
+
+
+def file_to_dict(file: CheckpointFile) -> dict[str, Any]:
+    """A checkpoint file's entry as JSON values."""
+    return {
+        "path": file.path,
+        "table": file.table,
+        "rows": file.rows,
+        "num_bytes": file.num_bytes,
+        "sha256": file.sha256,
+    }
+
+
+def file_from_dict(data: Mapping[str, Any]) -> CheckpointFile:
+    """Read back what `file_to_dict` gave."""
+    return CheckpointFile(**data)
+
+
+def _joined(parts: Sequence[Array], dtype: npt.DTypeLike) -> Array | Sequence[Array]:
+    if not parts:
+        return np.empty(0, dtype=dtype)
+    return [np.asarray(part, dtype=dtype) for part in parts]
+
+
+def _tables(message: Message) -> tuple[list[str], list[int]]:
+    """The tables, and where each one's keys begin and end."""
+    tables, lengths = message.header.get("tables"), message.array("lengths", np.int64)
+    if (
+        not isinstance(tables, list)
+        or len(set(map(str, tables))) != len(tables)
+        or len(tables) != len(lengths)
+    ):
+        raise ValueError(
+            f"A request names each table once, with its length. Received: tables={str(tables)[:200]}"
+        )
+    if len(lengths) and int(lengths.min()) < 0:
+        raise ValueError(f"Lengths must not be negative. Received: lengths={lengths.tolist()[:20]}")
+    return [str(table) for table in tables], [0, *np.cumsum(lengths).tolist()]
+
+
+def _check_total(name: str, array: Array, expected: int) -> None:
+    if len(array) != expected:
+        raise ValueError(f"Array {name!r} must hold {expected} values by the lengths. Received: {len(array)}")
+
+
+def _flag(message: Message, name: str) -> bool:
+    value = message.header.get(name)
+    if not isinstance(value, bool):
+        raise ValueError(f"The message needs a flag {name!r}. Received: {name}={value!r}")
+    return value
+
+
+def _rate(message: Message, name: str) -> float | None:
+    value = message.header.get(name)
+    if value is not None and not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number or null. Received: {name}={value!r}")
+    return value
+
+
+def _optional(message: Message, name: str) -> npt.NDArray[np.float32] | None:
+    return message.array(name, np.float32) if name in message.arrays else None
