@@ -1,0 +1,1 @@
+"""The embedding engine: dynamic tables in C++, their options and optimizers, and the store protocol."""

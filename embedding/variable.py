@@ -1,0 +1,258 @@
+"""EmbeddingVariable: one dynamic embedding table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deeprec_spark.embedding import _core
+from deeprec_spark.embedding.dense import core_optimizer
+from deeprec_spark.embedding.hashing import as_keys
+from deeprec_spark.embedding.optimizers import SGD, Optimizer
+from deeprec_spark.embedding.options import (
+    Constant,
+    CounterFilter,
+    EmbeddingVariableOption,
+    GlobalStepEvict,
+    Initializer,
+    Normal,
+    TruncatedNormal,
+    Uniform,
+)
+
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+NEVER_UPDATED = -1
+"""Version of a row that no gradient has reached."""
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows of a table, each one consistent in itself.
+
+    `key`, `frequency` and `version` are int64 `[n]`, `value` and every slot float32 `[n, embedding_dim]`.
+    """
+
+    key: Int64Array
+    frequency: Int64Array
+    version: Int64Array
+    value: Float32Array
+    slots: Mapping[str, Float32Array]
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+class EmbeddingVariable:
+    """A table of embedding rows by 64-bit key, in C++; safe to use from several threads at once.
+
+    Args:
+        name: for errors and files.
+        embedding_dim: elements of a row.
+        option: admission, eviction, storage, start values.
+        optimizer: updates the rows; None is `SGD()`.
+        seed: start values are a pure function of (seed, key).
+
+    Example:
+        >>> table = EmbeddingVariable("user", 4, optimizer=SGD(learning_rate=1.0))
+        >>> before = table.lookup([3, 3, -1], train=True)
+        >>> table.apply_gradients([3, 3], np.ones((2, 4), np.float32), step=1)
+        >>> bool(np.allclose(table.lookup([3]), before[:1] - 2))
+        True
+    """
+
+    def __init__(
+        self,
+        name: str,
+        embedding_dim: int,
+        *,
+        option: EmbeddingVariableOption | None = None,
+        optimizer: Optimizer | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(embedding_dim, (int, np.integer)) or embedding_dim < 1:
+            raise ValueError(
+                f"embedding_dim of table {name!r} must be an integer of at least 1. "
+                f"Received: embedding_dim={embedding_dim!r}"
+            )
+        self.name = name
+        self.embedding_dim = int(embedding_dim)
+        self.option = option or EmbeddingVariableOption()
+        self.optimizer = optimizer or SGD()
+        self.seed = seed
+        self._core = _make_core(self)
+
+    @property
+    def core(self) -> _core.Table:
+        """The engine's table, for calls that run several tables at once."""
+        return self._core
+
+    def __len__(self) -> int:
+        return int(self._core.stats()["rows"])
+
+    def lookup(
+        self, keys: npt.ArrayLike, counts: npt.ArrayLike | None = None, *, train: bool = False
+    ) -> Float32Array:
+        """The rows of keys: a new, 64-byte aligned float32 `[n, embedding_dim]`.
+
+        Args:
+            keys: int64 `[n]`; repeats are allowed.
+            counts: int64 `[n]`, how often each key occurs in the batch; None is once for each element.
+            train: count and admit the keys and make their rows. Otherwise nothing changes, and a key without a
+                row reads its start value, or `default_value_no_permission` where there is a filter.
+        """
+        wanted = as_keys(keys)
+        occurrences = None if counts is None else as_keys(counts, "counts")
+        if occurrences is not None and len(occurrences) != len(wanted):
+            raise ValueError(
+                f"counts must have one number for each key. Received: {len(occurrences)} counts, {len(wanted)} keys"
+            )
+        rows: Float32Array = _core.pull([self._core], [wanted], [occurrences], train)[0]
+        return rows
+
+    def apply_gradients(
+        self, keys: npt.ArrayLike, gradients: npt.ArrayLike, *, step: int, learning_rate: float | None = None
+    ) -> None:
+        """Update the rows of keys; gradients of repeated keys are summed, and the row is updated once.
+
+        Keys that the filter has not admitted take no update. Without a filter, a missing row is made first.
+
+        Args:
+            keys: int64 `[n]`.
+            gradients: float32 `[n, embedding_dim]`.
+            step: number of this update of the store, from 1; it becomes the rows' version.
+            learning_rate: for this update; None takes the optimizer's.
+        """
+        if step < 1:
+            raise ValueError(f"step counts updates from 1. Received: step={step}")
+        wanted = as_keys(keys)
+        rate = float("nan") if learning_rate is None else float(learning_rate)
+        _core.push([self._core], [wanted], [self.check_rows(gradients, len(wanted), "gradients")], step, rate)
+
+    def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
+        """Set the values of rows, float32 `[n, embedding_dim]`; makes missing rows, past the filter.
+
+        Of repeated keys the last one counts. Slots of existing rows stay.
+        """
+        wanted = as_keys(keys)
+        self._core.upsert(wanted, self.check_rows(values, len(wanted), "values"))
+
+    def erase(self, keys: npt.ArrayLike) -> int:
+        """Remove rows and admission counts; returns how many of the keys were there."""
+        return int(self._core.erase(as_keys(keys)))
+
+    def evict(self, step: int) -> Int64Array:
+        """Run the eviction policy at this step; returns the keys removed, sorted by bucket."""
+        keys: Int64Array = self._core.evict(step)
+        return keys
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._core.clear()
+        self._core.updates = 0
+
+    def stats(self) -> dict[str, int]:
+        """Counters by name: rows, admitted, filtered, evicted, lookups, hits, dropped (updates without a row), bytes."""
+        return dict(self._core.stats())
+
+    def keys(self) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Keys with a row, keys that are only counted, and their counts; sorted by bucket."""
+        rows, filtered, counts = self._core.keys()
+        return rows, filtered, counts
+
+    def export(self, batch_rows: int = 65536, keys: Int64Array | None = None) -> Iterator[RowBlock]:
+        """All rows in blocks of at most `batch_rows`, sorted by bucket.
+
+        The keys are those of the moment of the call (or those given); rows that vanish meanwhile are left out.
+        """
+        order = self.keys()[0] if keys is None else as_keys(keys)
+        for start in range(0, len(order), batch_rows):
+            part = order[start : start + batch_rows]
+            columns = self._core.export_rows(part)
+            present = columns["present"]
+            if present.all():
+                present = slice(None)
+            yield RowBlock(
+                key=part[present],
+                frequency=columns["frequency"][present],
+                version=columns["version"][present],
+                value=columns["value"][present],
+                slots={name: slot[present] for name, slot in columns["slots"].items()},
+            )
+
+    def import_rows(self, block: RowBlock) -> None:
+        """Make or overwrite rows; a ValueError names slots or shapes that do not fit."""
+        names = self.optimizer.slot_names()
+        if set(block.slots) != set(names):
+            raise ValueError(
+                f"Table {self.name!r} has slots {list(names)} of {type(self.optimizer).__name__}. "
+                f"Received: {sorted(block.slots)}"
+            )
+        keys = as_keys(block.key)
+        self._core.import_rows(
+            keys,
+            as_keys(block.frequency, "frequency"),
+            as_keys(block.version, "version"),
+            self.check_rows(block.value, len(keys), "value"),
+            [self.check_rows(block.slots[name], len(keys), name) for name in names],
+        )
+
+    def import_filtered(self, keys: npt.ArrayLike, counts: npt.ArrayLike) -> None:
+        """Set the admission counts of keys that have no row."""
+        self._core.import_filtered(as_keys(keys), as_keys(counts, "counts"))
+
+    def check_rows(self, values: npt.ArrayLike, n: int, name: str) -> Float32Array:
+        """Values as a contiguous float32 `[n, embedding_dim]`; a ValueError names the shape otherwise."""
+        array = np.asarray(values)
+        if array.shape != (n, self.embedding_dim):
+            raise ValueError(
+                f"{name} of table {self.name!r} must be [keys, embedding_dim] = [{n}, {self.embedding_dim}]. "
+                f"Received: shape={array.shape}"
+            )
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def lookup_tables(
+    tables: Sequence[EmbeddingVariable],
+    keys: Sequence[npt.ArrayLike],
+    counts: Sequence[npt.ArrayLike | None],
+    *,
+    train: bool,
+) -> list[Float32Array]:
+    """`lookup` of several tables in one call."""
+    wanted = [as_keys(part) for part in keys]
+    occurrences = [None if part is None else as_keys(part, "counts") for part in counts]
+    return list(_core.pull([table.core for table in tables], wanted, occurrences, train))
+
+
+def _initializer(initializer: Initializer) -> tuple[str, float, float]:
+    if isinstance(initializer, Constant):
+        return "Constant", initializer.value, 0.0
+    if isinstance(initializer, Uniform):
+        return "Uniform", initializer.minval, initializer.maxval
+    if isinstance(initializer, (Normal, TruncatedNormal)):
+        return type(initializer).__name__, initializer.mean, initializer.stddev
+    raise TypeError(f"The engine has no such initializer. Received: {initializer!r}")
+
+
+def _make_core(variable: EmbeddingVariable) -> _core.Table:
+    option = variable.option
+    filter_freq = option.filter_option.filter_freq if isinstance(option.filter_option, CounterFilter) else 0
+    evict = option.evict_option
+    steps_to_live = evict.steps_to_live if isinstance(evict, GlobalStepEvict) else None
+    kind, a, b = _initializer(option.init_option.initializer)
+    return _core.Table(
+        dim=variable.embedding_dim,
+        optimizer=core_optimizer(variable.optimizer),
+        initializer=kind,
+        a=a,
+        b=b,
+        seed=variable.seed % 2**64,
+        filter_freq=filter_freq,
+        no_permission=option.init_option.default_value_no_permission,
+        steps_to_live=-1 if steps_to_live is None else steps_to_live,
+    )
