@@ -93,6 +93,14 @@ def test_data() -> Path:
     return place
 
 
+@pytest.fixture(scope="session")
+def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built once for all tests that install it."""
+    from tests.environments import build_wheel
+
+    return build_wheel(tmp_path_factory.mktemp("wheel") / "dist")
+
+
 @pytest.fixture
 def run_python(tmp_path: Path) -> RunPython:
     """Runs Python in a child process: `run_python(code_or_path, *args, env=…, timeout=…, check=True)`.

@@ -45,10 +45,16 @@ def test_dump_and_read_again() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.epoks=2", r"training\.epoks: unknown key; did you mean 'epochs'\? Known: model_dir, .*Received: 2"),
+        (
+            "training.epoks=2",
+            r"training\.epoks: unknown key; did you mean 'epochs'\? Known: model_dir, .*Received: 2",
+        ),
         ("nonsense=1", r"nonsense: unknown key; Known: name, data"),
         ("cluster.numps=1", r"cluster\.numps: unknown key; did you mean 'num_ps'\?"),
-        ("training.early_stopping.patients=1", r"training\.early_stopping\.patients: unknown key; .*'patience'"),
+        (
+            "training.early_stopping.patients=1",
+            r"training\.early_stopping\.patients: unknown key; .*'patience'",
+        ),
         ("training.epochs=0", r"training\.epochs: .*greater than or equal to 1.*Received: 0"),
         ("training.epochs=many", r"training\.epochs: .*integer.*Received: 'many'"),
         ("data.kind=netflix", r"data\.kind: .*'movielens'.*Received: 'netflix'"),
@@ -77,7 +83,9 @@ def test_every_problem_is_listed_at_once() -> None:
     assert str(caught.value).startswith("config: 3 problem(s)")
 
 
-@pytest.mark.parametrize("override", ["training.epochs", "=3", "training..epochs=3", "training.model_dir.x=3"])
+@pytest.mark.parametrize(
+    "override", ["training.epochs", "=3", "training..epochs=3", "training.model_dir.x=3"]
+)
 def test_an_override_that_is_none(override: str) -> None:
     with pytest.raises(ConfigError, match="override"):
         parse_config(MINIMAL, [override])
