@@ -15,7 +15,15 @@ from deeprec_spark.checkpoint.errors import (
     CheckpointMismatchError,
     CheckpointNotFoundError,
 )
-from deeprec_spark.checkpoint.manifest import FileRecord, Manifest, ModelRecord, TableRecord, WeightRecord
+from deeprec_spark.checkpoint.manifest import (
+    FileRecord,
+    Manifest,
+    ModelRecord,
+    TableRecord,
+    WeightRecord,
+    weight_records,
+)
+from deeprec_spark.checkpoint.saving import save_checkpoint
 
 __all__ = [
     "CheckpointCorruptError",
@@ -33,5 +41,7 @@ __all__ = [
     "latest",
     "load",
     "prune",
+    "save_checkpoint",
     "steps",
+    "weight_records",
 ]

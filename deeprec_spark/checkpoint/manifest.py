@@ -78,7 +78,7 @@ class TableRecord(_Record):
 
 
 class WeightRecord(_Record):
-    """One dense weight of the Keras model, in model order."""
+    """One float weight of the Keras model."""
 
     path: str
     shape: tuple[int, ...]
@@ -94,7 +94,10 @@ class WeightRecord(_Record):
 
 
 class ModelRecord(_Record):
-    """Whose checkpoint it is: dense weights in model order, the Keras config where the model has one."""
+    """Whose checkpoint it is: its dense weights, and the Keras config where the model has one.
+
+    `weights` are in the order of the flat vectors that stores keep: the trainable ones, then the state.
+    """
 
     name: str
     weights: tuple[WeightRecord, ...]
@@ -104,15 +107,9 @@ class ModelRecord(_Record):
     @classmethod
     def of(cls, model: Any, optimizer: Optimizer | None = None) -> ModelRecord:
         """The record of a built Keras model; a model that cannot say its config is recorded without one."""
-        trainable = {id(variable) for variable in model.trainable_variables}
         return cls(
             name=model.name,
-            weights=tuple(
-                WeightRecord(
-                    path=variable.path, shape=tuple(variable.shape), trainable=id(variable) in trainable
-                )
-                for variable in model.weights
-            ),
+            weights=weight_records(model),
             config=model_config(model),
             optimizer=None if optimizer is None else optimizer.to_dict(),
         )
@@ -121,6 +118,11 @@ class ModelRecord(_Record):
     def dense_size(self) -> int:
         """Length of the flat vector of trainable weights."""
         return sum(weight.size for weight in self.weights if weight.trainable)
+
+    @property
+    def state_size(self) -> int:
+        """Length of the flat vector of the other weights, such as moving averages."""
+        return sum(weight.size for weight in self.weights if not weight.trainable)
 
 
 class Manifest(_Record):
@@ -190,6 +192,16 @@ class Manifest(_Record):
                 f"another model_dir. Received: {what} with tables {sorted(table.name for table in tables)}, checkpoint "
                 f"of {self.model.name!r} at step {self.step} with tables {sorted(table.name for table in self.tables)}"
             )
+
+
+def weight_records(model: Any) -> tuple[WeightRecord, ...]:
+    """The float weights of a built Keras model: the trainable ones in model order, then the others."""
+    return tuple(
+        WeightRecord(path=variable.path, shape=tuple(variable.shape), trainable=trainable)
+        for trainable, variables in ((True, model.trainable_weights), (False, model.non_trainable_weights))
+        for variable in variables
+        if "float" in str(variable.dtype)
+    )
 
 
 def model_config(model: Any) -> dict[str, Any] | None:

@@ -53,12 +53,13 @@ class Bags:
             rows = rows * self.weights[:, tf.newaxis]
         if self.ragged:
             return self.ids.with_flat_values(rows)
+        width = rows.shape[-1]  # scatter_nd with a computed shape forgets it
         if self.positions is not None:
             total = tf.size(self.ids, tf.int64)
-            dim = tf.constant([rows.shape[-1]], tf.int64)
-            rows = tf.scatter_nd(self.positions[:, tf.newaxis], rows, tf.concat([total[tf.newaxis], dim], 0))
-        result = tf.reshape(rows, tf.concat([tf.shape(self.ids), [rows.shape[-1]]], 0))
-        result.set_shape([*self.ids.shape, rows.shape[-1]])
+            shape = tf.stack([total, tf.constant(width, tf.int64)])
+            rows = tf.scatter_nd(self.positions[:, tf.newaxis], rows, shape)
+        result = tf.reshape(rows, tf.concat([tf.shape(self.ids), [width]], 0))
+        result.set_shape([*self.ids.shape, width])
         return result
 
     def combine(self, rows: Tensor, combiner: str) -> Tensor:

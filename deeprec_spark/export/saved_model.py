@@ -1,0 +1,188 @@
+"""Export a trained model as a SavedModel of stock TensorFlow ops, its embedding tables inside."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from deeprec_spark.checkpoint.manifest import Manifest
+from deeprec_spark.checkpoint.snapshot import SnapshotStore
+from deeprec_spark.data.batch import Batch
+from deeprec_spark.export import raw
+from deeprec_spark.export.commit import committed_directory
+from deeprec_spark.export.outputs import prediction_names
+from deeprec_spark.export.tables import SortedTable
+from deeprec_spark.features.spec import FeatureSpec
+from deeprec_spark.layers import context
+from deeprec_spark.layers.tables import table_specs
+from deeprec_spark.training.dense import state_layout, trainable_layout
+from deeprec_spark.training.inputs import InputBinding, output_names
+from deeprec_spark.training.programs import call_model
+
+logger = logging.getLogger(__name__)
+
+RAW = "serving_default"
+PREPARED = "prepared"
+METADATA = "assets.extra/deeprec_spark.json"
+Tensor = Any
+
+
+def export_saved_model(
+    model: Any,
+    store: SnapshotStore,
+    location: str,
+    *,
+    spec: FeatureSpec | None = None,
+    sample: Batch | None = None,
+    overwrite: bool = False,
+) -> str:
+    """Write a SavedModel that loads and predicts where only TensorFlow is installed.
+
+    Its signatures take one tensor for each feature and return `prediction` (`prediction_<output>` where the model has
+    several outputs): `[batch]` for an output `[batch, 1]`, else the output's own shape.
+
+    - `serving_default` takes raw values as the FeatureSpec says: strings are hashed and numbers transformed in the
+      graph (see `export.raw.prepare`). Without a FeatureSpec it takes prepared columns.
+    - `prepared` takes what the model takes: dense float32, ids int64, sequences padded.
+
+    An id without a row reads its table's `default_value_no_permission`, as in `predict`. A table may be of any size that
+    memory holds once; it is copied from the store's memory map into a variable, never through Python objects.
+
+    Args:
+        model: The Keras model; its dense weights are set to the checkpoint's.
+        store: The checkpoint.
+        location: Folder to make, a path or URI; it appears when all is written.
+        spec: How raw values are prepared; default: the checkpoint's own spec.
+        sample: Arrays of a few rows by feature, for a model without a spec whose inputs have no shapes (subclassed).
+        overwrite: Replace a SavedModel that is there.
+
+    Returns:
+        `location`.
+
+    Raises:
+        CheckpointMismatchError: The checkpoint is another model's; names both sides.
+        ValueError: The model's inputs are unknown: neither spec, nor sample, nor symbolic inputs.
+        FileExistsError: `location` exists (see `overwrite`).
+
+    Example:
+        >>> export_saved_model(model, SnapshotStore("/models/ctr"), "/deploy/ctr/1")
+        '/deploy/ctr/1'
+    """
+    spec = spec or store.manifest.feature_spec
+    binding, columns = _binding(model, spec, sample)
+    store.create_tables(table_specs(model))
+    _load_dense(model, store)
+    module = _ExportedModel(model, store, binding)
+    forward = module.forward
+    prepared = tf.function(forward, autograph=False).get_concrete_function(columns)
+    signatures = {PREPARED: prepared, RAW: prepared}
+    if spec is not None:
+        signatures[RAW] = _raw_function(forward, spec, columns)
+    with committed_directory(location, overwrite=overwrite) as folder:
+        tf.saved_model.save(module, str(folder), signatures=signatures)
+        extra = folder / METADATA
+        extra.parent.mkdir(parents=True)
+        extra.write_text(json.dumps(_metadata(store.manifest, spec), indent=1) + "\n", encoding="utf-8")
+    logger.info("Exported step %d of model %r to %s", store.step, model.name, location)
+    return location
+
+
+class _ExportedModel(tf.Module):
+    """Holds every variable that the graph reads, and the graph itself."""
+
+    def __init__(self, model: Any, store: SnapshotStore, binding: InputBinding) -> None:
+        super().__init__(name=None)
+        self._model = [lambda: model]  # in a closure: TensorFlow would save the whole Keras object otherwise
+        self._binding = [lambda: binding]
+        self.tables = {
+            name: SortedTable(name, table.rows.keys, table.rows.values, table.default_value)
+            for name, table in store.tables.items()
+        }
+        self.weights = [variable.value for variable in model.variables]
+        self.resources = _resources(model)
+
+    def forward(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Predictions by name from prepared columns by name."""
+        model, binding = self._model[0](), self._binding[0]()
+        tensors = [
+            tf.cast(columns[name], dtype) for name, dtype in zip(binding.columns, binding.dtypes, strict=True)
+        ]
+        with context.use(context.FrozenContext(self.tables)):
+            outputs = call_model(model, binding.pack(tensors), training=False)
+        flat = keras.tree.flatten(outputs)
+        names = prediction_names(output_names(model, outputs))
+        return {name: _squeeze(tensor) for name, tensor in zip(names, flat, strict=True)}
+
+
+def _raw_function(forward: Callable[..., Any], spec: FeatureSpec, columns: Mapping[str, Any]) -> Any:
+    # A model may take some of the spec's features only: its callers need not send the others.
+    used = FeatureSpec(features=tuple(feature for feature in spec.features if feature.name in columns))
+
+    def predict(raw_columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(forward(raw.prepare(used, raw_columns)))
+
+    return tf.function(predict, autograph=False).get_concrete_function(raw.raw_signature(used))
+
+
+def _binding(
+    model: Any, spec: FeatureSpec | None, sample: Batch | None
+) -> tuple[InputBinding, dict[str, Any]]:
+    """How columns reach the model, and the specs of those that it takes."""
+    if spec is not None:
+        signature = raw.prepared_signature(spec)
+    elif sample is not None:
+        signature = {
+            name: tf.TensorSpec([None, *array.shape[1:]], array.dtype, name=name)
+            for name, array in sample.features.items()
+        }
+    else:
+        inputs = getattr(model, "inputs", None)
+        if not inputs:
+            raise ValueError(
+                "The model has no symbolic inputs: give the FeatureSpec, or a sample batch. "
+                f"Received: model={model.name!r}, spec=None, sample=None"
+            )
+        signature = {
+            tensor.name: tf.TensorSpec(tensor.shape, tensor.dtype, name=tensor.name) for tensor in inputs
+        }
+    empty = {
+        name: tf.zeros([0 if side is None else side for side in tensor.shape], tensor.dtype).numpy()
+        for name, tensor in signature.items()
+    }
+    binding = InputBinding(model, empty)
+    return binding, {name: signature[name] for name in binding.columns}
+
+
+def _load_dense(model: Any, store: SnapshotStore) -> None:
+    dense, state = trainable_layout(model), state_layout(model)
+    dense.unpack(store.dense)
+    state.unpack(store.state)
+
+
+def _resources(model: Any) -> list[Any]:
+    """Lookup tables of preprocessing layers (StringLookup and the like), which must be saved with the graph."""
+    kind = tf.saved_model.experimental.TrackableResource
+    return [
+        value
+        for layer in model._flatten_layers()
+        for value in vars(layer).values()
+        if isinstance(value, kind)
+    ]
+
+
+def _squeeze(tensor: Tensor) -> Tensor:
+    return tf.squeeze(tensor, -1) if tensor.shape.rank == 2 and tensor.shape[-1] == 1 else tensor
+
+
+def _metadata(manifest: Manifest, spec: FeatureSpec | None) -> dict[str, Any]:
+    return {
+        "step": manifest.step,
+        "checkpoint": manifest.fingerprint,
+        "model": manifest.model.name,
+        "feature_spec": None if spec is None else spec.model_dump(mode="json"),
+    }
