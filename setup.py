@@ -19,10 +19,20 @@ for name in NESTED:
         package_dir[f"deeprec_spark.{name}.{sub}"] = f"{name}/{sub.replace('.', '/')}"
 
 sources = sorted(str(path) for path in Path("embedding/core").glob("*.cc"))
+headers = sorted(str(path) for kind in ("*.h", "*.inc") for path in Path("embedding/core").glob(kind))
 
 # The baseline is x86-64-v2: a wheel must not die with SIGILL; wider kernels are chosen at run time.
 sanitize = os.environ.get("DEEPREC_SANITIZE")
-compile_args = ["-O3", "-g1", "-march=x86-64-v2", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
+# No contraction: all instruction sets give the same bits.
+compile_args = [
+    "-O3",
+    "-g1",
+    "-march=x86-64-v2",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+]
+compile_args += ["-Wall", "-Wextra", "-pthread"]
 link_args = ["-pthread"]
 if sanitize:
     compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-O1"]
@@ -32,11 +42,16 @@ ParallelCompile("NPY_NUM_BUILD_JOBS", default=0).install()
 setup(
     packages=packages,
     package_dir=package_dir,
-    package_data={"deeprec_spark": ["py.typed"], "deeprec_spark.conf": ["*.yaml", "*.conf", "*.properties"]},
+    package_data={
+        "deeprec_spark": ["py.typed"],
+        "deeprec_spark.embedding": ["*.pyi"],
+        "deeprec_spark.conf": ["*.yaml", "*.conf", "*.properties"],
+    },
     ext_modules=[
         Pybind11Extension(
             "deeprec_spark.embedding._core",
             sources,
+            depends=headers,
             cxx_std=17,
             include_dirs=["embedding/core"],
             extra_compile_args=compile_args,
