@@ -3,8 +3,8 @@ VENV ?= .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
-CORE := $(wildcard embedding/core/*.cc embedding/core/*.h)
-CPP := $(shell find embedding -name '*.cc' -o -name '*.h' 2>/dev/null)
+CORE := $(wildcard embedding/core/*.cc embedding/core/*.h embedding/core/*.inc)
+CPP := $(shell find embedding -name "*.cc" -o -name "*.h" -o -name "*.inc")
 
 DATA ?=
 MODE ?= async
