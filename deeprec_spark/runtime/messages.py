@@ -128,6 +128,8 @@ def decode(buffer: pa.Buffer, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Message:
     if size > max_bytes:
         raise ValueError(f"A message may have {max_bytes} bytes. Received: {size} bytes")
     raw = np.frombuffer(buffer, dtype=np.uint8)
+    if buffer.address % 8:
+        raw = _aligned_copy(raw)
     raw.flags.writeable = False
     magic, json_size, total = _PROLOGUE.unpack_from(raw.data, 0)
     if magic != _MAGIC or total != size or json_size > min(MAX_JSON_BYTES, size - _PROLOGUE.size):
@@ -170,8 +172,14 @@ def _read_array(raw: npt.NDArray[np.uint8], entry: Any, start: int) -> tuple[str
         raise ValueError(
             f"Not a message: array {name!r} reaches past its end. Received: shape={shape}, offset={offset}"
         )
-    # Offsets are multiples of 64 from the start of the message, but the transport may place that start anywhere.
     return name, raw[begin : begin + nbytes].view(dtype).reshape(shape)
+
+
+def _aligned_copy(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Offsets are multiples of 64 from the start of the message, but a transport may place that start anywhere."""
+    copy: npt.NDArray[np.uint8] = aligned_empty(raw.shape, np.uint8)
+    np.copyto(copy, raw)
+    return copy
 
 
 def _padded(size: int) -> int:

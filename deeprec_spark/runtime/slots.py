@@ -65,7 +65,8 @@ def explain_slots(
     found = ", ".join(f"{name}={value}" for name, value in settings.items())
     return (
         f"The job needs {needed} task slots at once ({num_ps} servers + {num_workers} workers), "
-        f"the cluster has {slots}: {remedy}, or ask for less with num_ps and workers_per_node. Received: master={master}, {found}"
+        f"the cluster has {slots}: {remedy}, or ask for less with num_ps and workers_per_node. "
+        f"Received: master={master}, {found}"
     )
 
 

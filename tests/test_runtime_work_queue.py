@@ -1,0 +1,144 @@
+"""WorkQueue: every item once an epoch, whoever dies meanwhile."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deeprec_spark.runtime.work_queue import WorkQueue
+
+
+def items(count):
+    return [{"file": f"part-{index}"} for index in range(count)]
+
+
+def drain(queue, owner="a"):
+    order = []
+    while (lease := queue.take(owner)) is not None:
+        order.append((lease.epoch, lease.item["file"]))
+        assert queue.complete(owner, lease.index, lease.epoch)
+    return order
+
+
+def test_items_come_once_each_in_the_order_given():
+    queue = WorkQueue(items(3))
+    assert drain(queue) == [(0, "part-0"), (0, "part-1"), (0, "part-2")]
+    assert queue.finished
+
+
+def test_an_empty_queue_is_finished():
+    queue = WorkQueue([])
+    assert queue.finished
+    assert queue.take("a") is None
+
+
+def test_epochs_follow_each_other_and_shuffle_by_seed():
+    first = drain(WorkQueue(items(20), num_epochs=2, shuffle=True, seed=3))
+    again = drain(WorkQueue(items(20), num_epochs=2, shuffle=True, seed=3))
+    other = drain(WorkQueue(items(20), num_epochs=2, shuffle=True, seed=4))
+    assert first == again != other
+    one, two = [name for epoch, name in first if epoch == 0], [name for epoch, name in first if epoch == 1]
+    assert sorted(one) == sorted(two) == sorted(item["file"] for item in items(20))
+    assert one != two
+
+
+def test_the_next_epoch_waits_for_what_is_leased():
+    queue = WorkQueue(items(2), num_epochs=2)
+    one, two = queue.take("a"), queue.take("b")
+    assert queue.complete("a", one.index)
+    assert queue.take("a") is None
+    assert queue.epoch == 0
+    assert queue.complete("b", two.index)
+    assert queue.epoch == 1
+    assert queue.take("a").epoch == 1
+
+
+def test_leases_of_the_dead_go_to_the_next_who_asks():
+    queue = WorkQueue(items(4))
+    held = [queue.take("dead").index, queue.take("dead").index]
+    assert queue.held("dead") == 2
+    assert queue.release("dead") == 2
+    assert [queue.take("alive").index for _ in range(2)] == held
+    assert not queue.complete("dead", held[0]), "its work must not count any more"
+    assert queue.complete("alive", held[0])
+    assert not queue.complete("alive", held[0]), "nor count twice"
+
+
+def test_a_late_completion_of_an_earlier_epoch_does_not_count():
+    queue = WorkQueue(items(1), num_epochs=2)
+    lease = queue.take("a")
+    queue.complete("a", lease.index, lease.epoch)
+    again = queue.take("a")
+    assert not queue.complete("a", lease.index, lease.epoch)
+    assert queue.complete("a", again.index, again.epoch)
+
+
+def test_state_goes_on_where_it_was_with_leases_taken_back():
+    queue = WorkQueue(items(10), num_epochs=3, shuffle=True, seed=1)
+    expected = drain(WorkQueue(items(10), num_epochs=3, shuffle=True, seed=1))
+    done = []
+    for _ in range(14):
+        lease = queue.take("a")
+        done.append((lease.epoch, lease.item["file"]))
+        queue.complete("a", lease.index)
+    queue.take("a")
+    restored = WorkQueue.from_dict(json.loads(json.dumps(queue.to_dict())))
+    assert done + drain(restored) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "Received: version=2"),
+        ({"completed": [0, 0]}, r"Received: \[0, 0\]"),
+        ({"completed": [7]}, r"Received: \[7\]"),
+    ],
+)
+def test_a_wrong_state_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        WorkQueue.from_dict({**WorkQueue(items(2)).to_dict(), **change})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [({"num_epochs": 0}, "num_epochs=0"), ({"seed": -1}, "seed=-1")]
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        WorkQueue([], **arguments)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 8),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from("tcrs")), max_size=60),
+)
+def test_every_item_counts_exactly_once_an_epoch(count, epochs, actions):
+    """Whatever owners take, complete, die, or the driver restarts from a saved state."""
+    queue = WorkQueue(items(count), num_epochs=epochs, shuffle=True)
+    held = {owner: [] for owner in range(3)}
+    counted = []
+
+    def complete(owner):
+        lease = held[owner].pop()
+        if queue.complete(owner, lease.index, lease.epoch):
+            counted.append((lease.epoch, lease.index))
+
+    for owner, action in actions:
+        if action == "t" and (lease := queue.take(owner)) is not None:
+            held[owner].append(lease)
+        elif action == "c" and held[owner]:
+            complete(owner)
+        elif action == "r":
+            queue.release(owner)
+        elif action == "s":
+            queue = WorkQueue.from_dict(queue.to_dict())
+            held = {owner: [] for owner in range(3)}
+    for owner in range(3):
+        queue.release(owner)
+    while (lease := queue.take(9)) is not None:
+        held.setdefault(9, []).append(lease)
+        complete(9)
+    assert queue.finished
+    assert sorted(counted) == sorted((epoch, index) for epoch in range(epochs) for index in range(count))
