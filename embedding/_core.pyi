@@ -1,6 +1,7 @@
 """The C++ engine; what each function means is said where Python wraps it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +62,7 @@ class Table:
     def evict(self, step: int) -> _Int64: ...
     def clear(self) -> None: ...
     def keys(self) -> tuple[_Int64, _Int64, _Int64]: ...
-    def export_rows(self, keys: _Int64) -> dict[str, npt.NDArray[np.generic]]: ...
+    def export_rows(self, keys: _Int64) -> dict[str, Any]: ...
     def import_rows(
         self,
         keys: _Int64,

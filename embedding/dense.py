@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from deeprec_spark.embedding import _core
+import deeprec_spark.embedding._core as _core
 from deeprec_spark.embedding.optimizers import Optimizer
 
 Float32Array = npt.NDArray[np.float32]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deeprec_spark.embedding import _core
+import deeprec_spark.embedding._core as _core
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeprec_spark.embedding import _core
+import deeprec_spark.embedding._core as _core
 from deeprec_spark.embedding.dense import DenseVector, dense_range
 from deeprec_spark.embedding.hashing import as_keys
 from deeprec_spark.embedding.optimizers import Optimizer

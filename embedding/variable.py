@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from deeprec_spark.embedding import _core
+import deeprec_spark.embedding._core as _core
 from deeprec_spark.embedding.dense import core_optimizer
 from deeprec_spark.embedding.hashing import as_keys
 from deeprec_spark.embedding.optimizers import SGD, Optimizer
@@ -156,7 +156,7 @@ class EmbeddingVariable:
         self._core.updates = 0
 
     def stats(self) -> dict[str, int]:
-        """Counters by name: rows, admitted, filtered, evicted, lookups, hits, dropped (updates without a row), bytes."""
+        """Counters: rows, admitted, filtered, evicted, lookups, hits, dropped (updates without a row), bytes."""
         return dict(self._core.stats())
 
     def keys(self) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -173,9 +173,7 @@ class EmbeddingVariable:
         for start in range(0, len(order), batch_rows):
             part = order[start : start + batch_rows]
             columns = self._core.export_rows(part)
-            present = columns["present"]
-            if present.all():
-                present = slice(None)
+            present = slice(None) if columns["present"].all() else columns["present"]
             yield RowBlock(
                 key=part[present],
                 frequency=columns["frequency"][present],
