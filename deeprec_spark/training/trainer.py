@@ -31,6 +31,8 @@ from deeprec_spark.training.programs import (
     call_model,
 )
 
+__all__ = ["PreparedBatch", "Trainer", "TrainerOptions"]
+
 Float32Array = npt.NDArray[np.float32]
 
 

@@ -1,0 +1,360 @@
+"""Training speed beside Keras and PyTorch: the same model, data and optimizer on the same cores, alternating.
+
+    python -m benchmarks.training --model dlrm --batch 2048
+
+Every peer runs in a process (PyTorch in an environment) of its own and is timed in turns, so that a slow minute of the
+machine hits all alike. Before that each peer tries its thread settings and keeps the best. The last line printed is
+`RESULT {json}`; a table and a plot go to docs/benchmarks/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 300
+FIELDS, DENSE = 26, 13
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The data of a benchmark. Ids of each column follow a Zipf law over its table, in a random order of ids."""
+
+    batch: int = 2048
+    batches: int = 48
+    ids: int = 5_200_000
+    dim: int = 16
+    exponent: float = 1.1
+    seed: int = 7
+
+    def write(self, path: Path) -> None:
+        """Generate the batches and save them."""
+        random = np.random.default_rng(self.seed)
+        size = self.ids // FIELDS
+        samples = self.batch * self.batches
+        weights = np.arange(1, size + 1, dtype=np.float64) ** -self.exponent
+        cumulative = np.cumsum(weights) / weights.sum()
+        effects = random.normal(0, 0.5, (FIELDS, size)).astype(np.float32)
+        ids = np.empty((samples, FIELDS), np.int64)
+        logits = np.zeros(samples, np.float32)
+        for column in range(FIELDS):
+            ranks = np.minimum(np.searchsorted(cumulative, random.random(samples)), size - 1)
+            ids[:, column] = random.permutation(size)[ranks]
+            logits += effects[column][ids[:, column]]
+        dense = np.log1p(random.lognormal(1.0, 1.0, (samples, DENSE))).astype(np.float32)
+        label = (random.random(samples) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+        shape = (self.batches, self.batch)
+        np.savez(
+            path,
+            dense=dense.reshape(*shape, DENSE),
+            ids=ids.reshape(*shape, FIELDS),
+            label=label.reshape(shape),
+            sizes=np.full(FIELDS, size),
+            dim=self.dim,
+        )
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One contestant: the module of its worker, its settings to try, and the packages of its environment."""
+
+    name: str
+    module: str
+    settings: tuple[Mapping[str, Any], ...]
+    packages: tuple[str, ...] = ()
+
+
+def peers(cores: int) -> list[Peer]:
+    """All contestants, this project first."""
+    pools = tuple({"intra": cores, "inter": inter} for inter in sorted({1, cores}))
+    return [
+        Peer("embedded", "benchmarks.peers.embedded", pools),
+        Peer(
+            "keras",
+            "benchmarks.peers.keras_embedding",
+            tuple({**pool, "jit": jit} for pool in pools for jit in (False, True)),
+        ),
+        Peer(
+            "torch",
+            "benchmarks.peers.pytorch",
+            tuple(
+                {"threads": threads, "fused": fused}
+                for threads in sorted({1, cores})
+                for fused in (False, True)
+            ),
+            packages=("torch", "numpy"),
+        ),
+    ]
+
+
+class Worker:
+    """A peer's running process."""
+
+    def __init__(
+        self, peer: Peer, python: str, data: Path, settings: Mapping[str, Any], log: IO[str]
+    ) -> None:
+        self._name = peer.name
+        self._log = log
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+        # These slow a current BLAS; they are for old ones.
+        for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
+            environment.pop(name, None)
+        self._process = subprocess.Popen(
+            [python, "-m", peer.module, json.dumps({"data": str(data), **settings})],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        self.version: str = self._answer()["version"]
+
+    def run(self, steps: int) -> dict[str, float]:
+        """Train so many steps: `seconds` and `loss`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"steps": steps}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(30)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                parsed: dict[str, Any] = json.loads(line)
+                return parsed
+        self._log.flush()
+        raise RuntimeError(
+            f"The peer {self._name} died. Received: exit code {self._process.wait(30)}, log {self._log.name}:\n"
+            f"{Path(self._log.name).read_text()[-2000:]}"
+        )
+
+
+def environment_of(peer: Peer) -> str:
+    """The interpreter of the peer's environment, made at first use below the user's cache directory."""
+    if not peer.packages:
+        return sys.executable
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    home = cache / "deeprec-spark" / "benchmarks" / peer.name
+    python = home / "bin" / "python"
+    probe = f"import {', '.join(peer.packages)}"
+    if python.exists() and subprocess.run([python, "-c", probe], capture_output=True).returncode == 0:
+        return str(python)
+    say(f"making the environment of {peer.name}: {', '.join(peer.packages)}")
+    subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.packages], check=True, timeout=1800)
+    return str(python)
+
+
+@dataclass
+class Measurement:
+    """What one peer did."""
+
+    peer: Peer
+    settings: Mapping[str, Any]
+    version: str
+    rates: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Median samples a second over the rounds."""
+        return statistics.median(self.rates)
+
+
+def calibrate(peer: Peer, python: str, data: Path, batch: int, steps: int, log: IO[str]) -> Mapping[str, Any]:
+    """The fastest of the peer's settings."""
+    if len(peer.settings) == 1:
+        return peer.settings[0]
+    rates = []
+    for settings in peer.settings:
+        try:
+            worker = Worker(peer, python, data, settings, log)
+            try:
+                worker.run(max(4, steps // 4))
+                rate = steps * batch / worker.run(steps)["seconds"]
+            finally:
+                worker.close()
+        except RuntimeError as error:
+            say(f"  {peer.name} {dict(settings)}: fails ({str(error).splitlines()[0]})")
+            rate = 0.0
+        say(f"  {peer.name} {dict(settings)}: {rate:,.0f} samples/s")
+        rates.append(rate)
+    if not any(rates):
+        raise RuntimeError(f"No setting of peer {peer.name} runs. Received: settings {peer.settings}")
+    return peer.settings[int(np.argmax(rates))]
+
+
+def measure(contestants: Sequence[Peer], data: Path, arguments: argparse.Namespace) -> list[Measurement]:
+    """Calibrate every peer, then time them in turns."""
+    measured: list[Measurement] = []
+    with ExitStack() as stack:
+        log = stack.enter_context(
+            tempfile.NamedTemporaryFile("w", prefix="benchmark-", suffix=".log", delete=False)
+        )
+        workers = []
+        for peer in contestants:
+            python = environment_of(peer)
+            settings = calibrate(peer, python, data, arguments.batch, arguments.steps, log)
+            worker = Worker(peer, python, data, settings, log)
+            stack.callback(worker.close)
+            worker.run(arguments.warmup)
+            workers.append(worker)
+            measured.append(Measurement(peer, settings, worker.version))
+        for number in range(arguments.rounds):
+            for result, worker in zip(measured, workers, strict=True):
+                answer = worker.run(arguments.steps)
+                result.rates.append(arguments.steps * arguments.batch / answer["seconds"])
+                result.losses.append(answer["loss"])
+            rates = ", ".join(f"{result.peer.name} {result.rates[-1]:,.0f}" for result in measured)
+            say(f"round {number + 1}/{arguments.rounds}: {rates} samples/s")
+    return measured
+
+
+def report(
+    measured: Sequence[Measurement], workload: Workload, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Print the table, write it and the plot, and return the result line's content."""
+    rates = {result.peer.name: result.median for result in measured}
+    mine = rates["embedded"]
+    header = (
+        "| peer | settings | version | samples/s, median (min to max) | embedded is | mean loss, last round |"
+    )
+    lines = [header, "|---|---|---|---|---|---|"]
+    for result in measured:
+        settings = ", ".join(f"{key}={value}" for key, value in result.settings.items())
+        lines.append(
+            f"| {result.peer.name} | {settings} | {result.version} "
+            f"| {result.median:,.0f} ({min(result.rates):,.0f} to {max(result.rates):,.0f}) "
+            f"| {mine / result.median:.2f} x | {result.losses[-1]:.4f} |"
+        )
+    table = "\n".join(lines)
+    say(table)
+    if not arguments.no_docs:
+        _write_docs(table, rates, workload, arguments)
+    return {
+        "benchmark": "training",
+        "model": arguments.model,
+        "batch": arguments.batch,
+        "samples_per_s": {name: round(rate, 1) for name, rate in rates.items()},
+        **{f"ratio_vs_{name}": round(mine / rate, 3) for name, rate in rates.items() if name != "embedded"},
+        "cores": os.cpu_count(),
+        "ids": workload.ids,
+        "dim": workload.dim,
+        "rounds": arguments.rounds,
+        "steps": arguments.steps,
+        "versions": {result.peer.name: result.version for result in measured},
+    }
+
+
+def _write_docs(
+    table: str, rates: Mapping[str, float], workload: Workload, arguments: argparse.Namespace
+) -> None:
+    folder = ROOT / "docs" / "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"training-{arguments.model}-{arguments.batch}"
+    page = (
+        f"# Training {arguments.model.upper()} at batch {arguments.batch:,}\n\n"
+        f"`python -m benchmarks.training --model {arguments.model} --batch {arguments.batch}` on "
+        f"{os.cpu_count()} cores ({_processor()}), Python {platform.python_version()}. {FIELDS} id columns, "
+        f"{workload.ids:,} ids in all (Zipf, exponent {workload.exponent}), dim {workload.dim}, Adagrad; medians of "
+        f"{arguments.rounds} alternating rounds of {arguments.steps} steps.\n\n![]({name}.svg)\n\n{table}\n"
+    )
+    (folder / f"{name}.md").write_text(page)
+    (folder / f"{name}.svg").write_text(
+        bar_chart(rates, f"{arguments.model.upper()}, batch {arguments.batch:,}")
+    )
+
+
+def bar_chart(rates: Mapping[str, float], title: str) -> str:
+    """An SVG of horizontal bars, samples a second by peer."""
+    top, height, left, width = 46, 34, 110, 420
+    longest = max(rates.values())
+    bars = []
+    for position, (name, rate) in enumerate(rates.items()):
+        y = top + position * height
+        bar = width * rate / longest
+        color = "#1f77b4" if name == "embedded" else "#b0b0b0"
+        bars.append(
+            f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{name}</text>'
+            f'<rect x="{left}" y="{y}" width="{bar:.0f}" height="24" fill="{color}"/>'
+            f'<text x="{left + bar + 6:.0f}" y="{y + 17}">{rate:,.0f}</text>'
+        )
+    total = top + len(rates) * height + 8
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{total}" '
+        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="white"/>'
+        f'<text x="{left}" y="24" font-weight="bold">{title}: samples/s</text>{"".join(bars)}</svg>\n'
+    )
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown processor"
+
+
+def say(message: str) -> None:
+    """One line to the user."""
+    sys.stdout.write(message + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=["dlrm"], default="dlrm")
+    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=24, help="steps in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--warmup", type=int, default=48, help="steps before the first round")
+    parser.add_argument("--ids", type=int, default=Workload.ids, help="ids of all columns together")
+    parser.add_argument("--peers", default="embedded,keras,torch", help="names, separated by commas")
+    parser.add_argument("--no-docs", action="store_true", help="do not write docs/benchmarks/")
+    arguments = parser.parse_args()
+    known = {peer.name: peer for peer in peers(os.cpu_count() or 1)}
+    names = arguments.peers.split(",")
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"peers must be of {', '.join(known)}. Received: {', '.join(unknown)}")
+    if "embedded" not in names:
+        parser.error("peers must include embedded, which the others are compared with.")
+    workload = Workload(batch=arguments.batch, ids=arguments.ids)
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        data = Path(folder) / "batches.npz"
+        workload.write(data)
+        measured = measure([known[name] for name in names], data, arguments)
+        result = report(measured, workload, arguments)
+    say("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
