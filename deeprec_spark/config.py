@@ -35,11 +35,11 @@ class DataSection(Section):
     working directory; a path with a scheme (`hdfs://`, `s3a://`) goes to Spark as it is.
     """
 
-    kind: Literal["synthetic", "criteo", "movielens"]
+    kind: Literal["synthetic", "criteo", "movielens"] = Field(description="What the raw rows are.")
     path: str | None = Field(None, description="Criteo TSV/CSV file or folder, or MovieLens folder.")
     prepared: str = Field(description="Folder of prepared Parquet and the feature spec.")
     rows: PositiveInt = Field(200_000, description="Rows to generate (kind: synthetic).")
-    seed: int = Field(1, description="Seed of the generator and of the train/test split.")
+    seed: int = Field(1, description="Seed of the generator (kind: synthetic).")
     test_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="Part of the rows held out for evaluation.")
     split: Literal["hash", "time"] = Field(
         "hash", description="MovieLens: test rows by hash, or the last in time."
@@ -68,8 +68,10 @@ class FeaturesSection(Section):
 class ModelSection(Section):
     """A model of deeprec_spark.models by name, with its options."""
 
-    name: str = "deepfm"
-    options: dict[str, Any] = Field(default_factory=dict)
+    name: str = Field("deepfm", description="wdl, deepfm, dlrm, dssm, din or mmoe.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The model's options, such as embedding_dim."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> ModelSection:
@@ -85,8 +87,8 @@ class OptimizerSection(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str
-    learning_rate: float | None = Field(None, gt=0.0)
+    name: str = Field(description="In any case: adam, Adagrad, sgd …")
+    learning_rate: float | None = Field(None, gt=0.0, description="Default: the optimizer's own.")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -117,23 +119,32 @@ def make_keras_optimizer(name: str, arguments: Mapping[str, Any]) -> keras.optim
 class EarlyStoppingSection(Section):
     """Stop when `monitor` has not improved for `patience` epochs, and go back to the best one."""
 
-    monitor: str = "val_auc"
-    mode: Literal["auto", "min", "max"] = "max"
-    patience: int = Field(1, ge=0)
+    monitor: str = Field("val_auc", description="A metric of fit, such as val_auc or val_loss.")
+    mode: Literal["auto", "min", "max"] = Field("max", description="Which way is better.")
+    patience: int = Field(1, ge=0, description="Epochs without improvement.")
 
 
 class TrainingSection(Section):
     """What `fit` is told."""
 
     model_dir: str = Field(description="Folder of checkpoints; a second run goes on from the last one.")
-    epochs: PositiveInt = 1
-    batch_size: PositiveInt = 2048
-    optimizer: OptimizerSection = OptimizerSection(name="adam", learning_rate=0.001)
-    sparse_optimizer: OptimizerSection = OptimizerSection(name="adagrad", learning_rate=0.05)
+    epochs: PositiveInt = Field(1, description="Passes over the training rows.")
+    batch_size: PositiveInt = Field(
+        2048, description="Rows of a step: of each worker (async), of all together (sync)."
+    )
+    optimizer: OptimizerSection = Field(
+        OptimizerSection(name="adam", learning_rate=0.001), description="Of the dense parameters; Keras's."
+    )
+    sparse_optimizer: OptimizerSection = Field(
+        OptimizerSection(name="adagrad", learning_rate=0.05),
+        description="Of the embedding rows; the engine's.",
+    )
     validate_each_epoch: bool = Field(False, description="Evaluate the held-out rows after each epoch.")
-    early_stopping: EarlyStoppingSection | None = None
-    class_weight: dict[int, float] | None = None
-    seed: int = 0
+    early_stopping: EarlyStoppingSection | None = Field(None, description="Stop before the last epoch.")
+    class_weight: dict[int, float] | None = Field(
+        None, description="Weight of the loss by label, as {0: 1.0, 1: 3.0}."
+    )
+    seed: int = Field(0, description="Initial weights, table rows, order of the rows.")
     tensorboard: str | None = Field(None, description="Folder of TensorBoard logs.")
 
     def make_sparse_optimizer(self) -> Optimizer:
@@ -163,9 +174,13 @@ class ClusterSection(Section):
     """Where it runs. `conf` are Spark properties; those of spark-submit and of a running session win."""
 
     num_ps: int = Field(0, ge=0, description="Parameter servers; 0 keeps the tables inside the one worker.")
-    workers: PositiveInt = Field(1, description="Workers in all.")
-    mode: Literal["async", "sync"] = "async"
-    conf: dict[str, str] = Field(default_factory=dict)
+    workers: PositiveInt = Field(
+        1, description="Workers in all; one task slot each, as for parameter servers."
+    )
+    mode: Literal["async", "sync"] = Field(
+        "async", description="Apply each worker's step at once, or sum all of them."
+    )
+    conf: dict[str, str] = Field(default_factory=dict, description="Spark properties.")
 
     @model_validator(mode="after")
     def _check(self) -> ClusterSection:
@@ -180,7 +195,7 @@ class ClusterSection(Section):
 class EvaluationSection(Section):
     """How the held-out rows are judged."""
 
-    batch_size: PositiveInt = 8192
+    batch_size: PositiveInt = Field(8192, description="Rows that a task evaluates at once.")
     min_auc: float | None = Field(None, ge=0.0, le=1.0, description="`evaluate` fails below this AUC.")
 
 
@@ -191,7 +206,7 @@ class PredictionSection(Section):
         None, description="Parquet with the model's columns; default: the prepared test rows."
     )
     output: str | None = Field(None, description="Parquet folder; default: `predictions` beside them.")
-    batch_size: PositiveInt = 8192
+    batch_size: PositiveInt = Field(8192, description="Rows that a task scores at once.")
 
 
 class ExportSection(Section):
@@ -209,7 +224,7 @@ class JobConfig(Section):
         2
     """
 
-    name: str = "deeprec-spark"
+    name: str = Field("deeprec-spark", description="Name of the Spark application.")
     data: DataSection
     features: FeaturesSection = FeaturesSection()
     model: ModelSection = Field(default_factory=ModelSection)

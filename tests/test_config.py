@@ -10,7 +10,8 @@ import yaml
 
 from deeprec_spark.config import ConfigError, JobConfig, load_config, parse_config
 from deeprec_spark.embedding.optimizers import Adagrad
-from deeprec_spark.platform import resources
+from deeprec_spark.platform import reference, resources
+from tests.conftest import ROOT
 
 MINIMAL: dict[str, Any] = {
     "data": {"kind": "movielens", "path": "ml-100k", "prepared": "out/prepared"},
@@ -106,3 +107,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     broken.write_text("just text")
     with pytest.raises(ConfigError, match="must hold sections"):
         load_config(broken)
+
+
+def test_the_reference_page_is_that_of_the_models(tmp_path: Path) -> None:
+    reference.main([str(tmp_path / "configuration.md")])
+    written = (tmp_path / "configuration.md").read_text(encoding="utf-8")
+    assert written == (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"), (
+        "run: python -m deeprec_spark.platform.reference docs/configuration.md"
+    )
+    assert "| num_ps | `int` | `0` | Parameter servers" in written
