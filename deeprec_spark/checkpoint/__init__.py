@@ -3,6 +3,7 @@
 from deeprec_spark.checkpoint.directory import (
     check_files,
     commit,
+    copy,
     directory_of,
     find,
     latest,
@@ -24,6 +25,7 @@ from deeprec_spark.checkpoint.manifest import (
     weight_records,
 )
 from deeprec_spark.checkpoint.saving import save_checkpoint
+from deeprec_spark.checkpoint.snapshot import SnapshotStore
 
 __all__ = [
     "CheckpointCorruptError",
@@ -32,10 +34,12 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "ModelRecord",
+    "SnapshotStore",
     "TableRecord",
     "WeightRecord",
     "check_files",
     "commit",
+    "copy",
     "directory_of",
     "find",
     "latest",

@@ -201,3 +201,31 @@ def prune(model_dir: str, keep_max: int) -> list[int]:
         filesystem.delete_dir(directory)
         logger.info("Deleted checkpoint %012d of %s", step, model_dir)
     return doomed
+
+
+def copy(source: str, target: str, *, overwrite: bool = False) -> str:
+    """Copy a checkpoint, its manifest last, to another directory; both may be paths or URIs.
+
+    Raises:
+        CheckpointNotFoundError: `source` is no checkpoint.
+        FileExistsError: Something is at `target`, and it is no checkpoint or `overwrite` is not set.
+    """
+    directory = find(source)
+    manifest = load(directory, verify=False)
+    origin, root = resolve(directory)
+    filesystem, path = resolve(target)
+    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+        committed = filesystem.get_file_info(f"{path}/{MANIFEST}").type == fs.FileType.File
+        if not overwrite or not committed:
+            reason = "set overwrite" if committed else "it is no checkpoint, and is left alone"
+            raise FileExistsError(f"The target of the copy exists: {reason}. Received: {target!r}")
+        filesystem.delete_file(f"{path}/{MANIFEST}")
+        filesystem.delete_dir(path)
+    for file in manifest.files:
+        place = f"{path}/{file.path}"
+        filesystem.create_dir(place.rpartition("/")[0], recursive=True)
+        fs.copy_files(
+            f"{root}/{file.path}", place, source_filesystem=origin, destination_filesystem=filesystem
+        )
+    commit(target, manifest)
+    return target
