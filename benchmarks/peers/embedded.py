@@ -26,7 +26,7 @@ def main() -> None:
     model.compile(keras.optimizers.Adagrad(LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
     batches = [
         Batch(
-            {"dense": data.dense[b], **{f"c{i}": data.ids[b, :, i].copy() for i in range(len(data.sizes))}},
+            {"numbers": data.dense[b], **{f"c{i}": data.ids[b, :, i].copy() for i in range(len(data.sizes))}},
             {"label": data.label[b]},
         )
         for b in range(len(data.label))

@@ -26,7 +26,7 @@ def main() -> None:
     )
 
     columns = {f"c{i}": np.ascontiguousarray(data.ids[:, :, i]) for i in range(fields)}
-    dataset = tf.data.Dataset.from_tensor_slices(({"dense": data.dense, **columns}, data.label))
+    dataset = tf.data.Dataset.from_tensor_slices(({"numbers": data.dense, **columns}, data.label))
     dataset = dataset.repeat().prefetch(2)
 
     def run(steps: int) -> float:

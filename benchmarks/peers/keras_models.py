@@ -35,7 +35,7 @@ class Interaction(L.Layer):
 
 def dlrm(fields: int, dim: int, embedding: Callable[[int], Any]) -> keras.Model:
     """The model; `embedding(i)` makes the layer of the i-th id column."""
-    dense = keras.Input((13,), name="dense")
+    dense = keras.Input((13,), name="numbers")
     ids = [keras.Input((), dtype="int64", name=f"c{i}") for i in range(fields)]
     bottom = dense
     for width in (*BOTTOM, dim):
