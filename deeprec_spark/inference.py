@@ -9,7 +9,7 @@ import hashlib
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -88,8 +88,9 @@ def predict(
 ) -> DataFrame:
     """All columns of a DataFrame and the model's predictions, lazily.
 
-    `prediction` is float for an output `[batch, 1]`, a list of floats for a wider one; a model with several outputs adds
-    `prediction_<output>` for each. Rows keep their order and partitions; nulls take the spec's defaults.
+    `prediction` is float for an output `[batch, 1]`, a list of floats for a wider one; a model with several
+    outputs adds `prediction_<output>` for each. Rows keep their order and partitions; nulls take the spec's
+    defaults.
 
     Args:
         frame: Raw columns as the FeatureSpec names them; others pass through.
@@ -227,7 +228,7 @@ class _PredictTask:
         self._kept = list(kept)
         self._names = list(names)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -260,7 +261,7 @@ class _EvaluateTask:
         self._parts = parts
         self._sample_weight = sample_weight
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for numbers in batches:
             for part in numbers.column(0).to_pylist():
                 states = self._evaluate(part)
@@ -354,7 +355,7 @@ def unpack_arrays(blob: bytes) -> list[npt.NDArray[Any]]:
         return [archive[f"arr_{index}"] for index in range(len(archive.files))]
 
 
-def _parallelism(spark: SparkSession) -> int:
+def _parallelism(spark: Any) -> int:
     """Tasks that run at once; Spark Connect does not say, there the shuffle setting stands for it."""
     from pyspark.sql import SparkSession
 

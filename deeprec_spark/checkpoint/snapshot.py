@@ -61,13 +61,13 @@ class SnapshotTable:
 class SnapshotStore:
     """The tables and dense parameters of one checkpoint, for prediction, evaluation and export.
 
-    The first process on a host sorts each table by key into the cache directory; all others map the same files, so that
-    any number of Python workers share one copy in the page cache. The cache is found by the manifest's content, so a
-    copied or moved checkpoint is not sorted twice, and a new one never reads an old one's rows.
+    The first process on a host sorts each table by key into the cache directory; all others map the same files,
+    so that any number of Python workers share one copy in the page cache. The cache is found by the manifest's
+    content, so a copied or moved checkpoint is not sorted twice, and a new one never reads an old one's rows.
 
-    **Unknown ids.** Whatever the id's fate in training would be, an id that has no row in the checkpoint reads the
-    table's `default_value_no_permission` (0.0 unless its InitializerOption says otherwise). The exported SavedModel does
-    the same, so that predictions agree. Ids that an admission filter has only counted have no row.
+    **Unknown ids.** Whatever the id's fate in training would be, an id that has no row in the checkpoint reads
+    the table's `default_value_no_permission` (0.0 unless its InitializerOption says otherwise). The exported
+    SavedModel does the same, so that predictions agree. Ids that a filter has only counted have no row.
 
     Args:
         path: Checkpoint directory, or a model directory, whose newest checkpoint is taken. Any URI that pyarrow opens.

@@ -21,7 +21,6 @@ from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from deeprec_spark.checkpoint.directory import check_files
@@ -143,14 +142,9 @@ def _name(file: FileRecord) -> str:
 def _column(path: str, files: list[FileRecord], name: str) -> Iterator[Any]:
     filesystem, root = resolve(path)
     for file in files:
-        try:
-            with pq.ParquetFile(f"{root}/{file.path}", filesystem=filesystem) as parquet:
-                for batch in parquet.iter_batches(_BATCH_ROWS, columns=[name]):
-                    yield batch.column(0)
-        except (OSError, pa.ArrowException) as error:
-            raise CheckpointCorruptError(
-                f"Cannot read a file of the checkpoint: {error}. Received: {path}/{file.path}"
-            ) from error
+        with pq.ParquetFile(f"{root}/{file.path}", filesystem=filesystem) as parquet:
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=[name]):
+                yield batch.column(0)
 
 
 def _table_files(folder: Path, table: str) -> tuple[Path, Path]:

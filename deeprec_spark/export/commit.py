@@ -57,7 +57,8 @@ def _check_free(filesystem: fs.FileSystem, path: str, location: str, overwrite: 
         )
     if names and _COMMIT_FILE not in names:
         raise FileExistsError(
-            f"The folder to overwrite holds no SavedModel; it is left alone. Received: {location!r} with {sorted(names)}"
+            "The folder to overwrite holds no SavedModel; it is left alone. "
+            f"Received: {location!r} with {sorted(names)}"
         )
 
 

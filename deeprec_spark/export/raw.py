@@ -1,4 +1,4 @@
-"""Raw values to prepared columns inside an exported graph: what `prepare_dataframe` does in Spark, in TensorFlow ops."""
+"""Raw values to prepared columns inside an exported graph: `prepare_dataframe` in TensorFlow ops."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def export_saved_model(
       graph (see `export.raw.prepare`). Without a FeatureSpec it takes prepared columns.
     - `prepared` takes what the model takes: dense float32, ids int64, sequences padded.
 
-    An id without a row reads its table's `default_value_no_permission`, as in `predict`. A table may be of any size that
-    memory holds once; it is copied from the store's memory map into a variable, never through Python objects.
+    An id without a row reads its table's `default_value_no_permission`, as in `predict`. A table may be of any
+    size that memory holds once; it is copied from the store's memory map into a variable.
 
     Args:
         model: The Keras model; its dense weights are set to the checkpoint's.
