@@ -9,6 +9,8 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from deeprec_spark.embedding.store import EmbeddingStore
 from deeprec_spark.runtime.context import WorkerContext, load_entry
@@ -56,7 +58,6 @@ class NodeProcess:
         except Exception as error:  # whatever it is, the driver must hear of it
             return self._report(error)
         finally:
-            self._done.set()
             self._client.close()
 
     def _serve(self) -> None:
@@ -118,9 +119,16 @@ class NodeProcess:
         )
         return RemoteStore(addresses, options)
 
-    def _heartbeat(self) -> Heartbeat:
+    @contextmanager
+    def _heartbeat(self) -> Iterator[None]:
         interval, timeout = self._job.heartbeat_interval, self._job.heartbeat_timeout
-        return Heartbeat(self._client, interval=interval, timeout=timeout, on_stop=self._on_stop)
+        beats = Heartbeat(self._client, interval=interval, timeout=timeout, on_stop=self._on_stop)
+        try:
+            yield
+        finally:
+            # The thread may be in `_on_stop`, waiting for this: it must be told before it is joined.
+            self._done.set()
+            beats.close()
 
     def _on_stop(self, reason: str) -> None:
         """In the heartbeat's thread: the job is over, or over for this copy."""
