@@ -54,6 +54,10 @@ format: setup ## Rewrite the sources in the project's format
 bench: setup ## Compare training speed with Keras's and PyTorch's embeddings
 	$(BIN)/python -m benchmarks.training --model dlrm --batch 2048
 
+SANITIZE_SECONDS ?= 5
+sanitize: ## Stress the engine under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
+	embedding/core/tests/sanitize.sh $(SANITIZE_SECONDS)
+
 wheel: setup ## Build dist/deeprec_spark-*.whl
 	rm -rf build dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -1,0 +1,173 @@
+// Concurrent lookups, updates, evictions, snapshots, erasures and growth on one table, for the sanitizers; also a
+// test in itself: integer-valued gradients make sums exact, so a lost or doubled update shows.
+//
+// Hot keys are updated all the time and must end at minus the sum of their gradients. Cold keys come and go. A third
+// range is erased while it is read. Every element of a row always has the same value: a torn read shows.
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "hashing.h"
+#include "table.h"
+#include "thread_pool.h"
+
+namespace {
+
+using deeprec::Initializer;
+using deeprec::KeySpan;
+using deeprec::Optimizer;
+using deeprec::Table;
+using deeprec::TableConfig;
+
+constexpr size_t kDim = 8;
+constexpr int64_t kHot = 2000;
+constexpr int64_t kCold = 1 << 20;
+constexpr int64_t kErased = -4000;
+constexpr double kOwnRate = std::numeric_limits<double>::quiet_NaN();
+
+[[noreturn]] void Fail(const char* what) {
+  std::fprintf(stderr, "FAILED: %s\n", what);
+  std::exit(1);
+}
+
+void Check(bool condition, const char* what) {
+  if (!condition) Fail(what);
+}
+
+KeySpan Span(const std::vector<int64_t>& keys) { return {keys.data(), nullptr, keys.size()}; }
+
+void CheckRows(const std::vector<float>& rows) {
+  for (size_t i = 0; i < rows.size(); i += kDim) {
+    for (size_t k = 1; k < kDim; ++k) Check(rows[i + k] == rows[i], "a row was torn");
+    Check(rows[i] == std::floor(rows[i]), "a value is not a whole number");
+  }
+}
+
+void Snapshot(Table& table) {
+  std::vector<int64_t> keys, filtered, counts;
+  table.Keys(&keys, &filtered, &counts);
+  std::vector<uint8_t> present(keys.size());
+  std::vector<int64_t> frequency(keys.size()), version(keys.size());
+  std::vector<float> value(keys.size() * kDim), slot(keys.size() * kDim);
+  table.Export(Span(keys), present.data(), {frequency.data(), version.data(), value.data(), {slot.data()}});
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (!present[i]) continue;
+    Check(version[i] >= -1, "a version is garbage");
+    for (size_t k = 1; k < kDim; ++k) {
+      Check(value[i * kDim + k] == value[i * kDim], "a snapshot tore a value");
+      Check(slot[i * kDim + k] == slot[i * kDim], "a snapshot tore a slot");
+    }
+  }
+  const deeprec::TableStats stats = table.Stats();
+  Check(stats.rows >= 0 && stats.filtered >= 0 && stats.bytes > 0, "statistics are garbage");
+}
+
+void Run(double seconds) {
+  // A momentum that rounds to zero as a float: every update writes a slot, and sums stay exact.
+  const Optimizer optimizer("SGD", {{"learning_rate", 1}, {"momentum", 1e-300}, {"nesterov", 0}});
+  Table table(TableConfig{kDim, optimizer, Initializer("Constant", 0, 0, 1), 0, false, 0, 40});
+  std::vector<std::atomic<int64_t>> sums(kHot);
+  std::atomic<int64_t> step{0};
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+
+  for (int worker = 0; worker < 3; ++worker) {
+    threads.emplace_back([&, worker] {
+      std::mt19937_64 random(worker);
+      while (!stop.load()) {
+        std::vector<int64_t> keys;
+        std::vector<float> gradients;
+        for (int i = 0; i < 3000; ++i) {
+          const bool hot = i % 3 != 0;
+          const int64_t key = hot ? static_cast<int64_t>(random() % kHot) : kCold + static_cast<int64_t>(random() % 60000);
+          const int64_t gradient = static_cast<int64_t>(random() % 7) - 3;
+          keys.push_back(key);
+          gradients.insert(gradients.end(), kDim, static_cast<float>(gradient));
+          if (hot) sums[key].fetch_add(gradient);
+        }
+        std::vector<float> rows(keys.size() * kDim);
+        deeprec::Pull({{&table, Span(keys), rows.data()}}, true);
+        CheckRows(rows);
+        deeprec::Push({{&table, Span(keys), gradients.data()}}, step.fetch_add(1) + 1, kOwnRate);
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    std::mt19937_64 random(99);
+    while (!stop.load()) {
+      std::vector<int64_t> keys;
+      for (int i = 0; i < 500; ++i) keys.push_back(kErased + static_cast<int64_t>(random() % 800));
+      const std::vector<float> values(keys.size() * kDim, 3);
+      table.Upsert(Span(keys), values.data());
+      std::vector<float> rows(keys.size() * kDim);
+      deeprec::Pull({{&table, Span(keys), rows.data()}}, false);
+      CheckRows(rows);
+      table.Erase(Span(keys));
+    }
+  });
+  threads.emplace_back([&] {
+    while (!stop.load()) {
+      for (int64_t key : table.Evict(step.load())) Check(key >= kCold || key < 0, "a hot row was evicted");
+      Snapshot(table);
+    }
+  });
+
+  // The threads work for a while. Each step touches about half of the hot keys, so none gets 40 steps old.
+  std::this_thread::sleep_for(std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)));
+  stop.store(true);
+  for (auto& thread : threads) thread.join();
+
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; key < kHot; ++key) keys.push_back(key);
+  std::vector<float> rows(keys.size() * kDim);
+  deeprec::Pull({{&table, Span(keys), rows.data()}}, false);
+  for (int64_t key = 0; key < kHot; ++key) {
+    Check(rows[key * kDim] == static_cast<float>(-sums[key].load()), "an update was lost or done twice");
+  }
+  const deeprec::TableStats stats = table.Stats();
+  Check(stats.evicted > 0, "nothing was evicted: the test is too short");
+  std::printf("steps %lld rows %lld evicted %lld\n", static_cast<long long>(step.load()),
+              static_cast<long long>(stats.rows), static_cast<long long>(stats.evicted));
+}
+
+// Edges that only a memory checker judges: strings of every length, growth, unusual widths.
+void Edges() {
+  std::vector<char> text(300, 'x');
+  for (size_t n = 0; n <= text.size(); ++n) deeprec::Fingerprint64(text.data() + (text.size() - n), n);
+  for (const size_t dim : {1u, 3u, 17u, 300u}) {
+    const Optimizer optimizer("Adam", {{"learning_rate", 0.1}, {"beta_1", 0.9}, {"beta_2", 0.99}, {"epsilon", 1e-7}});
+    Table table(TableConfig{dim, optimizer, Initializer("TruncatedNormal", 0, 1, 1), 2, true, 0.5f, 1});
+    std::vector<int64_t> keys;
+    for (int64_t key = -3000; key < 3000; ++key) keys.push_back(key * 977 % 3500);
+    std::vector<float> rows(keys.size() * dim);
+    for (int64_t step = 1; step < 6; ++step) {
+      deeprec::Pull({{&table, Span(keys), rows.data()}}, true);
+      deeprec::Push({{&table, Span(keys), rows.data()}}, step, kOwnRate);
+      if (step == 3) table.Clear();
+    }
+    table.Evict(100);
+  }
+  std::vector<int64_t> keys{1, 2, 1, -1, std::numeric_limits<int64_t>::min()};
+  std::vector<int64_t> unique(keys.size()), counts(keys.size());
+  std::vector<int32_t> inverse(keys.size());
+  Check(deeprec::Unique(keys.data(), keys.size(), unique.data(), inverse.data(), counts.data()) == 4, "unique");
+  for (uint64_t key : {uint64_t{0}, ~uint64_t{0}, uint64_t{1} << 63, uint64_t{123456789}}) {
+    Check(deeprec::Unmix64(deeprec::Mix64(key)) == key, "Unmix64 is the inverse of Mix64");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  deeprec::SetNumThreads(4);
+  Edges();
+  Run(argc > 1 ? std::atof(argv[1]) : 3.0);
+  std::printf("ok\n");
+  return 0;
+}

@@ -1,0 +1,181 @@
+"""Random operations on a table against a plain Python model of it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from deeprec_spark.embedding.optimizers import SGD, Adagrad, Optimizer
+from deeprec_spark.embedding.options import (
+    CounterFilter,
+    EmbeddingVariableOption,
+    GlobalStepEvict,
+    InitializerOption,
+)
+from deeprec_spark.embedding.store import TableSpec
+from deeprec_spark.embedding.table_files import read_table, write_table
+from deeprec_spark.embedding.variable import NEVER_UPDATED, EmbeddingVariable
+from tests.embedding_reference import ReferenceOptimizer
+
+DIM = 3
+KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(100, 130)]
+BATCH = st.lists(st.sampled_from(KEYS), max_size=25)
+
+
+class Row:
+    """A row of the model."""
+
+    def __init__(self, optimizer: Optimizer, start: np.ndarray) -> None:
+        self.state = ReferenceOptimizer(optimizer, start)
+        self.version = NEVER_UPDATED
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Rows and counts of the model are plain dicts; start values come from a table that is never written."""
+
+    @initialize(
+        freq=st.sampled_from([None, 0, 1, 2, 4]),
+        live=st.sampled_from([None, 0, 2]),
+        optimizer=st.sampled_from([SGD(0.5), SGD(0.5, momentum=0.5), Adagrad(0.5)]),
+    )
+    def start(self, freq: int | None, live: int | None, optimizer: Optimizer) -> None:
+        option = EmbeddingVariableOption(
+            filter_option=None if freq is None else CounterFilter(freq),
+            evict_option=GlobalStepEvict(live),
+            init_option=InitializerOption(default_value_no_permission=9.0),
+        )
+        self.spec = TableSpec("t", DIM, option, optimizer, seed=5)
+        self.table = self.make()
+        self.fresh = EmbeddingVariable("f", DIM, seed=5)
+        self.optimizer = optimizer
+        self.threshold = freq or 0
+        self.filtering = self.threshold > 1
+        self.live = live
+        self.rows: dict[int, Row] = {}
+        self.counts: dict[int, int] = {}
+        self.step = 0
+
+    def make(self) -> EmbeddingVariable:
+        spec = self.spec
+        return EmbeddingVariable("t", DIM, option=spec.option, optimizer=spec.optimizer, seed=spec.seed)
+
+    def start_value(self, key: int) -> np.ndarray:
+        return self.fresh.lookup([key])[0]
+
+    def expected(self, key: int) -> np.ndarray:
+        if key in self.rows:
+            return self.rows[key].state.value
+        return np.full(DIM, 9.0) if self.filtering else self.start_value(key)
+
+    def add_row(self, key: int) -> Row:
+        row = self.rows[key] = Row(self.optimizer, self.start_value(key))
+        return row
+
+    @rule(keys=BATCH, train=st.booleans(), weigh=st.booleans())
+    def lookup(self, keys: list[int], train: bool, weigh: bool) -> None:
+        counts = [1 + i % 3 for i in range(len(keys))] if weigh else [1] * len(keys)
+        if train:
+            for key, count in zip(keys, counts, strict=True):
+                self.counts[key] = self.counts.get(key, 0) + count
+            for key in keys:
+                if key not in self.rows and self.counts[key] >= self.threshold:
+                    self.add_row(key)
+        rows = self.table.lookup(
+            np.array(keys, np.int64), np.array(counts, np.int64) if weigh else None, train=train
+        )
+        assert rows.shape == (len(keys), DIM)
+        for key, row in zip(keys, rows, strict=True):
+            np.testing.assert_allclose(row, self.expected(key), rtol=1e-4, atol=1e-4)
+
+    @rule(keys=BATCH)
+    def apply(self, keys: list[int]) -> None:
+        self.step += 1
+        gradients = np.array(
+            [[(i * 7 + j) % 5 - 2 for j in range(DIM)] for i in range(len(keys))], np.float32
+        )
+        gradients = gradients.reshape(len(keys), DIM)
+        self.table.apply_gradients(np.array(keys, np.int64), gradients, step=self.step)
+        for key in dict.fromkeys(keys):
+            if key not in self.rows:
+                if self.filtering:
+                    continue
+                self.add_row(key)
+                self.counts.setdefault(key, 0)
+            total = sum(g for k, g in zip(keys, gradients.astype(np.float64), strict=True) if k == key)
+            self.rows[key].state.update(total, self.step)
+            self.rows[key].version = self.step
+
+    @rule(keys=BATCH)
+    def upsert(self, keys: list[int]) -> None:
+        values = np.arange(len(keys) * DIM, dtype=np.float32).reshape(-1, DIM)
+        self.table.upsert(np.array(keys, np.int64), values)
+        for key, value in zip(keys, values, strict=True):
+            row = self.rows.get(key) or self.add_row(key)
+            row.state.value[:] = value
+            self.counts[key] = max(self.counts.get(key, 0), self.threshold)
+
+    @rule(keys=BATCH)
+    def erase(self, keys: list[int]) -> None:
+        known = {key for key in keys if key in self.rows or key in self.counts}
+        assert self.table.erase(np.array(keys, np.int64)) == len(known)
+        for key in known:
+            self.rows.pop(key, None)
+            self.counts.pop(key, None)
+
+    @rule(steps=st.integers(0, 3))
+    def evict(self, steps: int) -> None:
+        self.step += steps
+        gone = set()
+        if self.live is not None:
+            for key, row in self.rows.items():
+                if row.version == NEVER_UPDATED:
+                    row.version = self.step
+                elif self.step - row.version > self.live:
+                    gone.add(key)
+        for key in gone:
+            del self.rows[key]
+            del self.counts[key]
+        assert set(self.table.evict(self.step).tolist()) == gone
+
+    @rule(shards=st.integers(1, 3))
+    def save_and_restore(self, shards: int) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            write_table(Path(directory), self.spec, self.table, shard_index=0, step=self.step)
+            parts = []
+            for shard in range(shards):
+                part = self.make()
+                read_table(Path(directory), self.spec, part, shard_index=shard, num_shards=shards)
+                parts.append(part)
+            assert sum(len(part) for part in parts) == len(self.rows)
+            restored = self.make()
+            read_table(Path(directory), self.spec, restored, shard_index=0, num_shards=1)
+            self.table = restored
+
+    @invariant()
+    def content_is_equal(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        keys, filtered, counts = self.table.keys()
+        assert set(keys.tolist()) == set(self.rows)
+        assert dict(zip(filtered.tolist(), counts.tolist(), strict=True)) == {
+            key: count for key, count in self.counts.items() if key not in self.rows
+        }
+        for block in self.table.export():
+            for i, key in enumerate(block.key.tolist()):
+                row = self.rows[key]
+                np.testing.assert_allclose(block.value[i], row.state.value, rtol=1e-4, atol=1e-4)
+                for name, slot in block.slots.items():
+                    np.testing.assert_allclose(slot[i], row.state.slots[name], rtol=1e-4, atol=1e-4)
+                assert block.version[i] == row.version
+                assert block.frequency[i] == self.counts[key]
+        stats = self.table.stats()
+        assert (stats["rows"], stats["filtered"]) == (len(self.rows), len(self.counts) - len(self.rows))
+
+
+TestTable = TableMachine.TestCase
+TestTable.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
