@@ -60,7 +60,7 @@ def towers(model: keras.Model, spec: FeatureSpec) -> tuple[keras.Model, keras.Mo
         >>> item_tower(items).shape
         (1682, 64)
     """
-    by_name = dict(zip(spec.feature_names, model.inputs, strict=True))
+    by_name = {tensor.name: tensor for tensor in model.inputs}
     item = {feature.name: by_name[feature.name] for feature in spec.features if feature.group == "item"}
     user = {feature.name: by_name[feature.name] for feature in spec.features if feature.group != "item"}
     return (
