@@ -1,0 +1,101 @@
+"""A cluster of nodes for one job: coordinator in the driver, servers and workers on Spark executors."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from deeprec_spark.runtime.coordinator import Coordinator
+from deeprec_spark.runtime.launch import LaunchOptions, NodeGroup, launch_nodes
+from deeprec_spark.runtime.options import CoordinatorOptions, Mode, check_topology
+from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
+from deeprec_spark.training.worker import ENTRY, WorkerJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """How many nodes, and how they train together. `num_ps=0` is one worker that holds the tables itself."""
+
+    num_ps: int = 0
+    num_workers: int = 1
+    mode: Mode = "async"
+
+    def __post_init__(self) -> None:
+        check_topology(self.num_ps, self.num_workers, self.mode)
+
+
+class TrainingCluster:
+    """Starts the nodes when entered, runs phases on them, and ends them when left."""
+
+    def __init__(self, spark: SparkSession, options: ClusterOptions, job: WorkerJob) -> None:
+        self.options = options
+        self._spark = spark
+        self._job = job
+        self._coordinator: Coordinator | None = None
+        self._nodes: NodeGroup | None = None
+
+    def __enter__(self) -> TrainingCluster:
+        options = self.options
+        coordinator = Coordinator(
+            CoordinatorOptions(
+                num_ps=options.num_ps,
+                num_workers=options.num_workers,
+                mode=options.mode,
+                host=self._spark.conf.get("spark.driver.host", None) or "127.0.0.1",
+                bind_host=self._spark.conf.get("spark.driver.bindAddress", None),
+            )
+        )
+        try:
+            launch = LaunchOptions.of(coordinator, ENTRY, self._job.to_bytes(), env=_node_environment())
+            self._nodes = launch_nodes(self._spark, launch, on_failure=coordinator.abort)
+        except BaseException:
+            coordinator.stop()
+            raise
+        self._coordinator = coordinator
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._coordinator is not None  # __enter__ has set both
+        assert self._nodes is not None
+        try:
+            self._coordinator.stop()
+            if error is None:
+                self._nodes.wait()
+        finally:
+            self._nodes.cancel()
+
+    def wait_ready(self) -> None:
+        """Wait until all nodes run; a RegistrationError names those that do not."""
+        self._running().wait_ready()
+        logger.info(
+            "Nodes are running: %d servers, %d workers", self.options.num_ps, self.options.num_workers
+        )
+
+    def run(
+        self, phase: Phase, on_progress: Callable[[Sequence[Progress]], None] | None = None
+    ) -> list[PhaseResult]:
+        """Run one phase on the workers; results in rank order."""
+        return self._running().run_phase(phase, on_progress=on_progress)
+
+    def _running(self) -> Coordinator:
+        if self._coordinator is None:
+            raise RuntimeError(
+                "Use the cluster as a context manager. Received: a cluster that was not entered"
+            )
+        return self._coordinator
+
+
+def _node_environment() -> dict[str, str]:
+    """TensorFlow's start-up notes are the same on every node: they would bury the log unless asked for."""
+    return {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}

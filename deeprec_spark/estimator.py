@@ -1,0 +1,418 @@
+"""The Orca-style Estimator: a Keras model with sparse embeddings, trained on Spark executors."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from deeprec_spark import checkpoint, inference, orca
+from deeprec_spark.checkpoint.manifest import ModelRecord
+from deeprec_spark.cluster import ClusterOptions, Mode, TrainingCluster
+from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.store import PullRequest
+from deeprec_spark.export.saved_model import export_saved_model
+from deeprec_spark.features.spec import FeatureSpec
+from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
+from deeprec_spark.layers import tables
+from deeprec_spark.session import current_session
+from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe
+from deeprec_spark.training.driver_model import DriverModel, LabelKind, label_kind
+from deeprec_spark.training.options import TrainerOptions
+from deeprec_spark.training.worker import WorkerJob
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+ModelCreator = Callable[[dict[str, Any]], "keras.Model"]
+
+
+@dataclass(frozen=True)
+class EstimatorOptions:
+    """What an Estimator is made of, beside the model creator and its config.
+
+    Args:
+        num_ps: parameter servers; 0 keeps the tables inside the one worker.
+        num_workers: workers; None is `workers_per_node` for each executor that is left to workers.
+        workers_per_node: Orca's number of workers for each executor.
+        mode: "async" applies each worker's updates at once; "sync" sums a global batch, and repeats bit for bit.
+        sparse_optimizer: updates the embedding rows; None takes the kind and settings of the compiled optimizer.
+        model_dir: path or URI that all executors reach: checkpoints and staged data; None is a temporary folder.
+        feature_spec: how columns are prepared; None reads it beside the data or infers it from the schema.
+        seed: initial weights, table rows, shuffling.
+    """
+
+    num_ps: int = 0
+    num_workers: int | None = None
+    workers_per_node: int = 1
+    mode: Mode = "async"
+    sparse_optimizer: Optimizer | None = None
+    model_dir: str | None = None
+    feature_spec: FeatureSpec | None = None
+    seed: int = 0
+    log_to_driver: bool = True
+
+
+class Estimator:
+    """Makes estimators; the name and the call are Orca's."""
+
+    @staticmethod
+    def from_keras(
+        *,
+        model_creator: ModelCreator,
+        config: dict[str, Any] | None = None,
+        num_ps: int = 0,
+        num_workers: int | None = None,
+        workers_per_node: int = 1,
+        mode: Mode = "async",
+        sparse_optimizer: Optimizer | None = None,
+        model_dir: str | None = None,
+        feature_spec: FeatureSpec | None = None,
+        seed: int = 0,
+        log_to_driver: bool = True,
+        backend: Literal["spark"] = "spark",
+        spark: SparkSession | None = None,
+    ) -> KerasEstimator:
+        """An Estimator for a compiled Keras model.
+
+        Args:
+            model_creator: `config` to a compiled Keras model; runs on the driver and on every worker.
+            config: what `model_creator` and data creators get.
+            backend: "spark", the one there is.
+            spark: the session to train on; None takes the active one or makes one.
+            num_ps, num_workers, workers_per_node, mode, sparse_optimizer, model_dir, feature_spec, seed,
+                log_to_driver: see EstimatorOptions.
+
+        Raises:
+            ValueError: an option is wrong, or another backend is asked for.
+
+        Example:
+            >>> estimator = Estimator.from_keras(model_creator=creator, num_ps=1)  # doctest: +SKIP
+            >>> estimator.fit(df, epochs=2, batch_size=512, label_cols=["click"])  # doctest: +SKIP
+        """
+        if backend != "spark":
+            raise ValueError(f"backend must be 'spark'. Received: backend={backend!r}")
+        options = EstimatorOptions(
+            num_ps=num_ps,
+            num_workers=num_workers,
+            workers_per_node=workers_per_node,
+            mode=mode,
+            sparse_optimizer=sparse_optimizer,
+            model_dir=model_dir,
+            feature_spec=feature_spec,
+            seed=seed,
+            log_to_driver=log_to_driver,
+        )
+        return KerasEstimator(model_creator, config or {}, options, spark or current_session())
+
+
+class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base depends on whether BigDL is there
+    """Trains, evaluates, predicts and exports one model. Make it with `Estimator.from_keras`."""
+
+    def __init__(
+        self,
+        model_creator: ModelCreator,
+        config: dict[str, Any],
+        options: EstimatorOptions,
+        spark: SparkSession,
+    ) -> None:
+        # Orca's own __init__ belongs to its training path: it opens a log server and looks for a barrier cluster.
+        self.model_creator = model_creator
+        self.config = config
+        self.options = options
+        self.model_dir = options.model_dir or tempfile.mkdtemp(prefix="deeprec-spark-")
+        self.statistics: FitStatistics | None = None
+        self._spark = spark
+        self._cluster_options = ClusterOptions(
+            num_ps=options.num_ps, num_workers=_num_workers(options, spark), mode=options.mode
+        )
+        self._checkpoint: str | None = None
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        batch_size: int = 32,
+        verbose: int = 1,
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
+        validation_data: Any = None,
+        class_weight: dict[int, float] | None = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_freq: int = 1,
+        data_config: dict[str, Any] | None = None,
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        sample_weight_col: str | None = None,
+        shuffle: bool = True,
+    ) -> dict[str, list[float]]:
+        """Train, and leave a checkpoint in `model_dir`; a later `fit` goes on from it.
+
+        Args:
+            data: Spark DataFrame, FeatureTable, SparkXShards, path of Parquet data, or a function
+                `(config, batch_size)` that returns batches.
+            epochs: number of the last epoch.
+            batch_size: rows of a step: of all workers together in sync mode, of each worker in async mode.
+            verbose: 0 silent, 1 progress, 2 one line an epoch.
+            callbacks: Keras callbacks; they run on the driver, with batches at each progress report.
+            validation_data: evaluated every `validation_freq` epochs; any kind that `data` may be.
+            class_weight: weight of the loss by label value.
+            steps_per_epoch, validation_steps: cut an epoch short; None reads all rows.
+            data_config: overrides entries of `config` for data creators.
+            feature_cols, label_cols, sample_weight_col: the roles of the columns.
+            shuffle: read in another order each epoch, seeded.
+
+        Returns:
+            History: for each metric the numbers of the epochs.
+
+        Raises:
+            ValueError: no rows, columns that do not fit, a model without SparseEmbedding, or a checkpoint of
+                another model.
+            SlotsError: Spark has fewer task slots than the nodes that were asked for.
+            NodeError: a node failed; its traceback is in the message.
+        """
+        fit_options = FitOptions(
+            epochs=epochs,
+            batch_size=batch_size,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_freq=validation_freq,
+            validation_steps=validation_steps,
+            shuffle=shuffle,
+            seed=self.options.seed,
+            verbose=verbose,
+        )
+        columns = DataColumns(feature_cols, label_cols, sample_weight_col)
+        model = self.model_creator(self.config)
+        with self._staging(label_kind(model)) as staging:
+            train = staging.stage(
+                data,
+                columns,
+                spec=self.options.feature_spec,
+                config={**self.config, **(data_config or {})},
+                batch_size=batch_size,
+                max_batches=steps_per_epoch,
+            )
+            validation = None
+            if validation_data is not None:
+                validation = staging.stage(
+                    validation_data,
+                    columns,
+                    spec=train.spec,
+                    config={**self.config, **(data_config or {})},
+                    batch_size=batch_size,
+                    max_batches=validation_steps,
+                )
+            return self._fit(model, train, validation, fit_options, callbacks or [], class_weight)
+
+    def evaluate(
+        self,
+        data: Any,
+        batch_size: int = 32,
+        num_steps: int | None = None,
+        verbose: int = 1,
+        data_config: dict[str, Any] | None = None,
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        sample_weight_col: str | None = None,
+    ) -> dict[str, float]:
+        """The metrics of the last checkpoint on `data`, summed exactly over all Spark tasks.
+
+        Arguments are those of `fit`; `num_steps` stops after that many batches.
+
+        Raises:
+            ValueError: no rows, no checkpoint, or columns that do not fit.
+        """
+        directory = self._trained()
+        manifest = checkpoint.load(directory, verify=False)
+        columns = DataColumns(feature_cols, label_cols, sample_weight_col)
+        with Staging(self._spark, self.model_dir, num_shards=self._cluster_options.num_workers) as staging:
+            staged = staging.stage(
+                data,
+                columns,
+                spec=self.options.feature_spec or manifest.feature_spec,
+                config={**self.config, **(data_config or {})},
+                batch_size=batch_size,
+                max_batches=num_steps,
+            )
+            dataset = staged.dataset if num_steps is None else staged.dataset.limited(num_steps * batch_size)
+            results = inference.evaluate(
+                self._spark,
+                self._model_source(),
+                directory,
+                replace(staged, dataset=dataset),
+                batch_size=batch_size,
+            )
+        if verbose:
+            logger.info("evaluate: %d rows, %s", dataset.num_rows, results)
+        return results
+
+    def predict(
+        self, data: Any, batch_size: int = 32, feature_cols: Sequence[str] | None = None
+    ) -> DataFrame:
+        """A lazy DataFrame: the columns of `data` and `prediction` (one column for each output).
+
+        Args:
+            data: DataFrame, FeatureTable, SparkXShards or path of Parquet data.
+            batch_size: rows that a task predicts at once.
+            feature_cols: the model's columns; None takes those it was trained with.
+
+        Raises:
+            ValueError: no checkpoint, or columns that do not fit.
+        """
+        directory = self._trained()
+        frame = self._dataframe(data, DataColumns(feature_cols))
+        return inference.predict(frame, self._inference_model(directory), batch_size=batch_size)
+
+    def get_model(self) -> keras.Model:
+        """The Keras model with the trained weights; its SparseEmbedding layers read the last checkpoint."""
+        directory = self._trained()
+        manifest = checkpoint.load(directory, verify=False)
+        if manifest.feature_spec is None:
+            raise ValueError(
+                f"The checkpoint has no FeatureSpec to build the model on. Received: {directory}"
+            )
+        driver = DriverModel(self.model_creator(self.config), manifest.feature_spec, self._trainer_options())
+        manifest.check_model(driver.table_specs)
+        store = checkpoint.SnapshotStore(directory)
+        reply = store.pull(PullRequest({}, train=False, dense=True))
+        if reply.dense is not None and reply.state is not None:
+            driver.load_dense(reply.dense, reply.state)
+        tables.bind(driver.model, store)
+        return driver.model
+
+    def export(self, path: str, overwrite: bool = True) -> str:
+        """Write the last checkpoint as a SavedModel of stock TensorFlow ops, embeddings inside; returns `path`.
+
+        Signatures: `serving_default` takes raw values as the FeatureSpec describes them, `prepared` takes prepared
+        columns.
+        """
+        directory = self._trained()
+        model = self.get_model()
+        manifest = checkpoint.load(directory, verify=False)
+        export_saved_model(
+            model, checkpoint.SnapshotStore(directory), path, spec=manifest.feature_spec, overwrite=overwrite
+        )
+        logger.info("SavedModel: %s", path)
+        return path
+
+    def save(self, filepath: str, overwrite: bool = True) -> str:
+        """Copy the last checkpoint to `filepath`: tables, dense weights, optimizer state, model config, spec."""
+        checkpoint.copy(self._trained(), filepath, overwrite=overwrite)
+        return filepath
+
+    def load(self, filepath: str) -> None:
+        """Go on from what `save` wrote: the next fit, evaluate or predict uses it.
+
+        Raises:
+            CheckpointNotFoundError: nothing is there.
+            CheckpointCorruptError: a file is damaged.
+        """
+        checkpoint.load(filepath, verify=True)
+        self._checkpoint = checkpoint.find(filepath)
+
+    def save_weights(self, filepath: str, overwrite: bool = True) -> str:
+        """The same as `save`: the weights of this model are its tables and its dense weights."""
+        return self.save(filepath, overwrite)
+
+    def load_weights(self, filepath: str) -> None:
+        """The same as `load`."""
+        self.load(filepath)
+
+    def shutdown(self) -> None:
+        """Forget the state; nodes live only inside `fit`, so there is none to stop."""
+        self._checkpoint = None
+
+    def _staging(self, kind: LabelKind = "regression") -> Staging:
+        return Staging(
+            self._spark, self.model_dir, num_shards=self._cluster_options.num_workers, label_kind=kind
+        )
+
+    def _fit(
+        self,
+        model: keras.Model,
+        train: StagedData,
+        validation: StagedData | None,
+        options: FitOptions,
+        callbacks: Sequence[keras.callbacks.Callback],
+        class_weight: dict[int, float] | None,
+    ) -> dict[str, list[float]]:
+        trainer_options = self._trainer_options(class_weight)
+        driver = DriverModel(model, train.spec, trainer_options)
+        start = self._checkpoint or checkpoint.latest(self.model_dir)
+        done_epochs = 0
+        if start is not None:
+            manifest = checkpoint.load(start, verify=True)
+            manifest.check_model(driver.table_specs, ModelRecord.of(driver.model).weights)
+            done_epochs = manifest.epoch
+        job = WorkerJob(
+            model_creator=self.model_creator,
+            config=self.config,
+            spec=train.spec,
+            trainer=trainer_options,
+            sample_weight=train.sample_weight,
+            seed=self.options.seed,
+        )
+        with TrainingCluster(self._spark, self._cluster_options, job) as cluster:
+            loop = FitLoop(
+                cluster,
+                driver,
+                train,
+                validation,
+                options,
+                callbacks,
+                model_dir=self.model_dir,
+                done_epochs=done_epochs,
+            )
+            if start is not None:
+                logger.info("Going on from step %d: %s", manifest.step, start)
+                loop.restore(start)
+            history = loop.run()
+            self._checkpoint = loop.save()
+        self.statistics = loop.statistics
+        return history
+
+    def _trained(self) -> str:
+        """The directory of the checkpoint that evaluate, predict, export and save use."""
+        directory = self._checkpoint or checkpoint.latest(self.model_dir)
+        if directory is None:
+            raise checkpoint.CheckpointNotFoundError(
+                "There is no trained model yet: call fit or load first, or give the model_dir of an earlier fit. "
+                f"Received: model_dir={self.model_dir!r}"
+            )
+        return directory
+
+    def _trainer_options(self, class_weight: dict[int, float] | None = None) -> TrainerOptions:
+        return TrainerOptions(
+            sparse_optimizer=self.options.sparse_optimizer,
+            class_weight=class_weight,
+            deterministic=self.options.mode == "sync",
+            seed=self.options.seed,
+        )
+
+    def _dataframe(self, data: Any, columns: DataColumns) -> DataFrame:
+        if isinstance(data, str):
+            return self._spark.read.parquet(data)
+        frame = as_dataframe(self._spark, data, columns)
+        if frame is None:
+            raise TypeError(
+                "data must be a DataFrame, a FeatureTable, SparkXShards or the path of Parquet data. "
+                f"Received: {type(data).__name__}"
+            )
+        return frame
+
+
+def _num_workers(options: EstimatorOptions, spark: SparkSession) -> int:
+    """Orca's rule, less the servers: `workers_per_node` for each executor that no server takes."""
+    if options.num_workers is not None:
+        return options.num_workers
+    if options.num_ps == 0:
+        return 1
+    executors = int(spark.conf.get("spark.executor.instances", "1") or 1)
+    return max(1, executors - options.num_ps) * options.workers_per_node

@@ -1,0 +1,240 @@
+"""Staging: whatever the user hands to the Estimator, as prepared Parquet that workers read."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from pyarrow import fs
+
+from deeprec_spark import orca
+from deeprec_spark.data import ParquetDataset
+from deeprec_spark.data.creator import WEIGHT_COLUMN, DataCreator, write_shard
+from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.features.infer import infer_spec, prepare_dataframe
+from deeprec_spark.features.spec import FeatureSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+LabelKind = Literal["binary", "regression", "multiclass"]
+
+SPEC_FILE = "feature_spec.json"
+
+
+@dataclass(frozen=True)
+class DataColumns:
+    """Which columns of the data are features, labels and sample weight; None lets the spec decide."""
+
+    feature_cols: Sequence[str] | None = None
+    label_cols: Sequence[str] | None = None
+    sample_weight_col: str | None = None
+
+
+@dataclass(frozen=True)
+class StagedData:
+    """Prepared Parquet: its row ranges, its spec, and the name of the weight column if it has one."""
+
+    location: str
+    dataset: ParquetDataset
+    spec: FeatureSpec
+    sample_weight: str | None = None
+
+
+class Staging:
+    """Writes data below `root` for as long as the context is open, and removes it afterwards.
+
+    A Parquet path that lies beside a `feature_spec.json` is prepared already and read in place. A DataFrame, a
+    FeatureTable, SparkXShards or another Parquet path is prepared by Spark; a data creator is run on
+    `num_shards` Spark tasks. Nothing passes through the driver. `label_kind` says how labels are checked where
+    the spec is inferred.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: str,
+        *,
+        num_shards: int = 1,
+        label_kind: LabelKind = "regression",
+    ) -> None:
+        self._spark = spark
+        self._label_kind = label_kind
+        self._folder = f"{root.rstrip('/')}/staging-{uuid.uuid4().hex}"
+        self._num_shards = num_shards
+        self._written: list[str] = []
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._written:
+            filesystem, path = resolve(self._folder)
+            filesystem.delete_dir(path)
+
+    def stage(
+        self,
+        data: Any,
+        columns: DataColumns,
+        *,
+        spec: FeatureSpec | None = None,
+        config: dict[str, Any] | None = None,
+        batch_size: int = 32,
+        max_batches: int | None = None,
+    ) -> StagedData:
+        """Make `data` readable for workers.
+
+        Args:
+            data: DataFrame, FeatureTable, SparkXShards, Parquet path, or data creator.
+            columns: the roles of the columns.
+            spec: how columns are prepared; None reads it beside the data, or infers it from the schema.
+            config, batch_size, max_batches: for data creators.
+
+        Raises:
+            TypeError: data is none of these.
+            ValueError: no rows, or columns that do not fit.
+            FileNotFoundError: the path has no Parquet data.
+        """
+        staged = self._stage(data, columns, spec, config or {}, batch_size, max_batches)
+        if not staged.dataset.num_rows:
+            raise ValueError(f"The data set has no rows. Received: {_describe(data)}")
+        return staged
+
+    def _stage(
+        self,
+        data: Any,
+        columns: DataColumns,
+        spec: FeatureSpec | None,
+        config: dict[str, Any],
+        batch_size: int,
+        max_batches: int | None,
+    ) -> StagedData:
+        if isinstance(data, str):
+            dataset = ParquetDataset.scan(data)
+            spec = spec or find_spec(data)
+            if spec is not None:
+                return StagedData(data, dataset, spec, columns.sample_weight_col)
+            return self._stage_dataframe(self._spark.read.parquet(data), columns, None)
+        frame = as_dataframe(self._spark, data, columns)
+        if frame is not None:
+            return self._stage_dataframe(frame, columns, spec)
+        if callable(data):
+            return self._stage_creator(data, columns, spec, config, batch_size, max_batches)
+        raise TypeError(
+            "data must be a DataFrame, a FeatureTable, SparkXShards, the path of Parquet data, or a function "
+            f"(config, batch_size) that returns batches. Received: {type(data).__name__}"
+        )
+
+    def _stage_dataframe(
+        self, frame: DataFrame, columns: DataColumns, spec: FeatureSpec | None
+    ) -> StagedData:
+        weight = columns.sample_weight_col
+        if spec is None:
+            labels = list(columns.label_cols or [])
+            others = [name for name in frame.columns if name not in (*labels, weight)]
+            spec = infer_spec(frame, columns.feature_cols or others, labels, label_kind=self._label_kind)
+        prepared = prepare_dataframe(frame, spec, keep=[weight] if weight else [])
+        location = self._new_location()
+        prepared.write.parquet(location)
+        return StagedData(location, ParquetDataset.scan(location), spec, weight)
+
+    def _stage_creator(
+        self,
+        creator: DataCreator,
+        columns: DataColumns,
+        spec: FeatureSpec | None,
+        config: dict[str, Any],
+        batch_size: int,
+        max_batches: int | None,
+    ) -> StagedData:
+        location = self._new_location()
+        filesystem, path = resolve(location)
+        filesystem.create_dir(path)
+        task = _creator_task(creator, columns, config, batch_size, max_batches, self._num_shards, location)
+        shards = self._spark.range(self._num_shards, numPartitions=self._num_shards)
+        results = shards.mapInArrow(task, "spec string, rows long, weighted boolean").collect()
+        specs = {row["spec"] for row in results if row["spec"]}
+        if len(specs) > 1:
+            raise ValueError(f"All shards of a data creator must yield the same columns. Received: {specs}")
+        if not specs:
+            raise ValueError(
+                "The data set has no rows: the data creator yielded no batch. Received: " + repr(creator)
+            )
+        weighted = any(row["weighted"] for row in results)
+        return StagedData(
+            location,
+            ParquetDataset.scan(location),
+            spec or FeatureSpec.model_validate_json(specs.pop()),
+            WEIGHT_COLUMN if weighted else None,
+        )
+
+    def _new_location(self) -> str:
+        location = f"{self._folder}/{len(self._written)}"
+        self._written.append(location)
+        return location
+
+
+def as_dataframe(spark: SparkSession, data: Any, columns: DataColumns) -> DataFrame | None:
+    """The DataFrame behind a DataFrame, FeatureTable or SparkXShards; None for anything else."""
+    if hasattr(data, "mapInArrow"):
+        frame: DataFrame = data
+        return frame
+    # FeatureTable, ours or Friesian's: a wrapper of a DataFrame.
+    if hasattr(getattr(data, "df", None), "mapInArrow"):
+        wrapped: DataFrame = data.df
+        return wrapped
+    if orca.is_xshards(data):
+        return orca.xshards_to_dataframe(spark, data, columns.feature_cols, columns.label_cols)
+    return None
+
+
+def find_spec(location: str) -> FeatureSpec | None:
+    """The spec that the feature pipeline wrote in a data folder, or beside it."""
+    filesystem, path = resolve(location)
+    for folder in (path, path.rstrip("/").rpartition("/")[0]):
+        candidate = f"{folder}/{SPEC_FILE}"
+        if filesystem.get_file_info(candidate).type == fs.FileType.File:
+            with filesystem.open_input_stream(candidate) as stream:
+                return FeatureSpec.model_validate_json(stream.read())
+    return None
+
+
+def _creator_task(
+    creator: DataCreator,
+    columns: DataColumns,
+    config: dict[str, Any],
+    batch_size: int,
+    max_batches: int | None,
+    num_shards: int,
+    location: str,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for shard in batch.column(0).to_pylist():
+                spec, rows, weighted = write_shard(
+                    creator,
+                    config,
+                    batch_size,
+                    shard=shard,
+                    num_shards=num_shards,
+                    location=location,
+                    feature_cols=columns.feature_cols,
+                    label_cols=columns.label_cols,
+                    max_batches=max_batches,
+                )
+                yield pa.RecordBatch.from_pydict({"spec": [spec], "rows": [rows], "weighted": [weighted]})
+
+    return run
+
+
+def _describe(data: Any) -> str:
+    return repr(data) if isinstance(data, str) else type(data).__name__
