@@ -14,16 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-try:
-    from deeprec_spark.embedding import hashing
-except ImportError:  # until the engine's module is there
-    import farmhash
-
-    class hashing:
-        @staticmethod
-        def fingerprint64(array):
-            return np.array([farmhash.fingerprint64(v) for v in array.to_pylist()], np.uint64).view(np.int64)
-
+from deeprec_spark.embedding import hashing
 
 SEPARATOR = "\x1f"  # stands between the parts of a cross: ASCII's unit separator
 
@@ -124,9 +115,12 @@ def log1p(values: Any) -> pa.FloatArray:
         float32 `[n]`.
     """
     plain = _as_double(values).fill_null(np.nan).to_numpy(zero_copy_only=False)
-    return pa.array(
-        np.log1p(np.maximum(plain, 0.0)).astype(np.float32), type=pa.float32(), mask=np.isnan(plain)
-    )
+    return pa.array(log1p_array(plain), type=pa.float32(), mask=np.isnan(plain))
+
+
+def log1p_array(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """`log1p` on a numpy array `[n]`, computed in float64."""
+    return np.log1p(np.maximum(values.astype(np.float64), 0.0)).astype(np.float32)
 
 
 def split(values: Any, separator: str) -> pa.ListArray:

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
 from pyspark.sql.types import NumericType, StringType, StructField, StructType
 
-from deeprec_spark.features.output import check_malformed, drop_malformed, write_splits
+from deeprec_spark.features.output import MALFORMED, check_malformed, write_splits
 from deeprec_spark.features.prepare import DataError, PrepareReport, prepare_dataframe, quoted
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 
@@ -92,8 +92,8 @@ def prepare_criteo(
     split = F.pmod(F.xxhash64(*[quoted(name) for name in COLUMNS]), F.lit(1_000_000)) < round(
         test_fraction * 1_000_000
     )
-    rows = drop_malformed(parsed).withColumn("__test__", split)
-    prepared = prepare_dataframe(rows, spec, keep=[*keep, "__test__"], report=report)
+    rows = parsed.withColumn("__test__", split).withColumn("__drop__", F.col(MALFORMED).isNotNull())
+    prepared = prepare_dataframe(rows, spec, keep=[*keep, "__test__"], drop="__drop__", report=report)
     write_splits(prepared, "__test__", out, spec, report)
     return spec
 
@@ -119,8 +119,8 @@ def read_criteo(spark: SparkSession, path: str) -> DataFrame:
         fields = [names.get(field.lower(), field) for field in fields]
         if missing := [name for name in COLUMNS if name not in fields]:
             raise DataError(
-                f"Criteo data needs the columns label, I1 to I13 and C1 to C26; the header of {path!r} lacks {missing}. "
-                f"Received: header {fields}"
+                f"Criteo data needs the columns label, I1 to I13 and C1 to C26; the header of {path!r} lacks "
+                f"{missing}. Received: header {fields}"
             )
     else:
         fields = list(COLUMNS)
@@ -151,7 +151,7 @@ def _is_parquet(spark: SparkSession, path: str) -> bool:
 
 
 def _parse(raw: DataFrame, keep: Sequence[str]) -> DataFrame:
-    """Typed columns, and `__malformed__`: the text of a malformed row, null for a good one."""
+    """Typed columns, and MALFORMED: the text of a malformed row, null for a good one."""
     missing = [name for name in [*COLUMNS, *keep] if name not in raw.columns]
     if missing:
         raise DataError(
@@ -170,7 +170,7 @@ def _parse(raw: DataFrame, keep: Sequence[str]) -> DataFrame:
         *[numbers[name].alias(name) for name in (LABEL, *INTEGER_COLUMNS)],
         *[_blank_as_null(raw, name).alias(name) for name in CATEGORY_COLUMNS],
         *[quoted(name) for name in keep],
-        F.when(bad, text).alias("__malformed__"),
+        F.when(bad, text).alias(MALFORMED),
     )
 
 

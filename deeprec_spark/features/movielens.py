@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
 from pyspark.sql.types import StringType, StructField, StructType
 
-from deeprec_spark.features.output import MALFORMED, check_malformed, drop_malformed, write_splits
+from deeprec_spark.features.output import MALFORMED, check_malformed, write_splits
 from deeprec_spark.features.prepare import DataError, PrepareReport, prepare_dataframe
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 
@@ -121,7 +121,7 @@ def prepare_movielens(
         raise DataError(f"split must be 'hash' or 'time'. Received: split={split!r}")
     ratings, users, items = read_movielens(spark, path)
     report = PrepareReport(malformed=check_malformed(ratings, max_malformed, "ratings"))
-    ratings = drop_malformed(ratings)
+    ratings = ratings.where(F.col(MALFORMED).isNull()).drop(MALFORMED)
     if history_length:
         ratings = ratings.withColumn("history", _history(history_length))
     rows = (

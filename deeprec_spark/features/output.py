@@ -18,7 +18,7 @@ MALFORMED = "__malformed__"  # the column that holds a malformed row's text, nul
 SPEC_FILE = "feature_spec.json"
 REPORT_FILE = "report.json"
 
-__all__ = ["MalformedDataError", "check_malformed", "drop_malformed", "write_splits"]
+__all__ = ["MalformedDataError", "check_malformed", "write_splits"]
 
 
 class MalformedDataError(DataError):
@@ -45,11 +45,6 @@ def check_malformed(parsed: DataFrame, limit: float, what: str) -> int:
         )
     logger.warning("%d of %d %s are malformed and left out, such as %s", bad, total, what, examples)
     return int(bad)
-
-
-def drop_malformed(parsed: DataFrame) -> DataFrame:
-    """The good rows, without the marker column."""
-    return parsed.where(F.col(MALFORMED).isNull()).drop(MALFORMED)
 
 
 def write_splits(

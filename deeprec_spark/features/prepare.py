@@ -10,11 +10,10 @@ import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
 from pyspark.sql.types import (
@@ -34,22 +33,15 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from deeprec_spark.features.arrow import DEFAULT_ID, DataError, prepare_batches
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
-from deeprec_spark.udfs import columns as udfs
-from deeprec_spark.udfs import functions
 
 logger = logging.getLogger(__name__)
 
 INTEGER_TYPES = (ByteType, ShortType, IntegerType, LongType)
 _LABEL_MEANINGS = {"binary": "in [0, 1]", "regression": "finite", "multiclass": "a class number from 0"}
-_LABEL_TYPES = {"binary": "float", "regression": "float", "multiclass": "bigint"}
-DEFAULT_ID = -1  # the raw value that a null integer id takes where the spec names none
 
 __all__ = ["DEFAULT_ID", "DataError", "EmptyDataError", "LabelError", "PrepareReport", "prepare_dataframe"]
-
-
-class DataError(ValueError):
-    """Data that cannot be prepared; the message names the column and the remedy."""
 
 
 class EmptyDataError(DataError):
@@ -98,6 +90,7 @@ def prepare_dataframe(
     *,
     labels: bool = True,
     keep: Sequence[str] = (),
+    drop: str | None = None,
     check: bool = True,
     report: PrepareReport | None = None,
 ) -> DataFrame:
@@ -113,6 +106,7 @@ def prepare_dataframe(
         spec: the features and labels.
         labels: prepare the label columns too.
         keep: further columns that pass through unchanged, behind the prepared ones.
+        drop: a boolean column; rows where it is true are left out.
         check: count what the defaults replace, check the labels, and refuse an empty data set. It costs one
             pass over the data; without it the result is lazy and nothing is checked but the columns.
         report: is filled with the counts.
@@ -131,21 +125,35 @@ def prepare_dataframe(
         >>> prepare_dataframe(df, spec).write.parquet("prepared/train")
     """
     chosen_labels = spec.labels if labels else ()
-    _check_columns(df, [*spec.feature_names, *(label.name for label in chosen_labels), *keep])
+    _check_columns(
+        df, [*spec.feature_names, *(label.name for label in chosen_labels), *keep, *([drop] if drop else [])]
+    )
     for feature in spec.features:
         _check_type(feature, df.schema[feature.name].dataType)
     if check:
-        counted = _count(df, spec.features, chosen_labels)
+        counted = _count(df.where(~F.col(drop)) if drop else df, spec.features, chosen_labels)
         if report is not None:
             counted.malformed = report.malformed
             report.__dict__.update(counted.__dict__)
         counted.log()
-    prepared = df.select(
-        *[_feature_column(feature).alias(feature.name) for feature in spec.features],
-        *[quoted(label.name).cast(_LABEL_TYPES[label.kind]).alias(label.name) for label in chosen_labels],
+    # The rest is done on Arrow batches, by the code that serving runs. (As Spark expressions, 40 columns of nested
+    # conditions also keep Spark's optimizer busy for a minute.)
+    raw = df.select(
+        *[quoted(feature.name).cast(_raw_type(feature)).alias(feature.name) for feature in spec.features],
+        *[quoted(label.name).cast("double").alias(label.name) for label in chosen_labels],
         *[quoted(name) for name in keep],
+        *([F.col(drop)] if drop else []),
     )
-    return hash_strings(prepared, [feature for feature in spec.features if feature.raw_type == "string"])
+    schema = StructType(
+        [
+            *[StructField(feature.name, _prepared_type(feature), False) for feature in spec.features],
+            *[StructField(label.name, _label_type(label)) for label in chosen_labels],
+            *[df.schema[name] for name in keep],
+        ]
+    )
+    return raw.mapInArrow(
+        partial(prepare_batches, spec=spec, labels=labels, keep=tuple(keep), drop=drop), schema
+    )
 
 
 def quoted(name: str) -> Column:
@@ -153,36 +161,21 @@ def quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def hash_strings(df: DataFrame, features: Iterable[Feature]) -> DataFrame:
-    """Hash these string columns (or lists of strings) in one pass over Arrow batches; others are untouched."""
-    hashed = {feature.name: feature.kind is FeatureKind.SEQUENCE for feature in features}
-    if not hashed:
-        return df
-    # Fixed by name beforehand: mapInArrow needs the schema, and a type that Arrow cannot carry must not pass it.
-    schema = StructType(
-        [
-            StructField(entry.name, _hashed_type(hashed[entry.name]), nullable=False)
-            if entry.name in hashed
-            else entry
-            for entry in df.schema.fields
-        ]
-    )
-    return df.mapInArrow(partial(_hash_batches, hashed), schema)
+def _raw_type(feature: Feature) -> str:
+    element = {"string": "string", "int64": "bigint", "float32": "float"}[feature.raw_type]
+    if feature.kind is FeatureKind.DENSE:
+        return "float" if feature.width is None else "array<float>"
+    return f"array<{element}>" if feature.kind is FeatureKind.SEQUENCE else element
 
 
-def _hash_batches(hashed: dict[str, bool], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        arrays = [
-            (functions.fingerprint64_lists if hashed[name] else functions.fingerprint64)(column)
-            if name in hashed
-            else column
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+def _prepared_type(feature: Feature) -> DataType:
+    if feature.kind is FeatureKind.DENSE:
+        return FloatType() if feature.width is None else ArrayType(FloatType(), containsNull=False)
+    return ArrayType(LongType(), containsNull=False) if feature.kind is FeatureKind.SEQUENCE else LongType()
 
 
-def _hashed_type(is_list: bool) -> DataType:
-    return ArrayType(LongType(), containsNull=False) if is_list else LongType()
+def _label_type(label: Label) -> DataType:
+    return LongType() if label.kind == "multiclass" else FloatType()
 
 
 def _check_columns(df: DataFrame, names: Sequence[str]) -> None:
@@ -212,41 +205,6 @@ def _check_type(feature: Feature, found: DataType) -> None:
         )
 
 
-def _feature_column(feature: Feature) -> Column:
-    """The column with its default and transformation; strings not hashed yet."""
-    raw = quoted(feature.name)
-    if feature.kind is FeatureKind.DENSE:
-        if feature.width is None:
-            return _dense_value(feature, raw.cast("float"))
-        absent = F.array_repeat(F.lit(None).cast("float"), feature.width)
-        return F.transform(F.coalesce(raw.cast("array<float>"), absent), partial(_dense_value, feature))
-    if feature.kind is FeatureKind.SEQUENCE:
-        element = "string" if feature.raw_type == "string" else "bigint"
-        known = F.filter(raw.cast(f"array<{element}>"), lambda value: value.isNotNull())
-        ids = F.coalesce(known, F.array().cast(f"array<{element}>"))
-        length = feature.max_length or 0
-        return F.slice(ids, F.greatest(F.size(ids) - length, F.lit(0)) + 1, length)
-    if feature.raw_type == "string":
-        return F.coalesce(raw.cast("string"), F.lit("" if feature.default is None else str(feature.default)))
-    return F.coalesce(raw.cast("bigint"), F.lit(_id_default(feature)).cast("bigint"))
-
-
-def _dense_value(feature: Feature, number: Column) -> Column:
-    finite = F.when(_is_finite(number), number).otherwise(F.lit(_dense_default(feature)).cast("float"))
-    return udfs.log1p(finite) if feature.transform == "log1p" else finite
-
-
-def _dense_default(feature: Feature) -> float:
-    default = 0.0 if feature.default is None else float(feature.default)
-    if not math.isfinite(default):
-        raise DataError(f"Dense feature {feature.name!r} needs a finite default. Received: default={default}")
-    return default
-
-
-def _id_default(feature: Feature) -> int:
-    return DEFAULT_ID if feature.default is None else int(feature.default)
-
-
 def _is_finite(number: Column) -> Column:
     return number.isNotNull() & ~F.isnan(number) & (F.abs(number) != math.inf)
 
@@ -272,7 +230,9 @@ def _count(df: DataFrame, features: Sequence[Feature], labels: Sequence[Label]) 
                 )
             )
         elif feature.kind is FeatureKind.DENSE and isinstance(found_type, FloatType | DoubleType):
-            wanted.append(("not_finite", feature.name, count_if(raw.isNotNull() & ~_is_finite(raw))))
+            wanted.append(
+                ("not_finite", feature.name, count_if(raw.isNotNull() & ~_is_finite(raw.cast("float"))))
+            )
         elif feature.kind is FeatureKind.SEQUENCE:
             wanted.append(("elements", feature.name, F.sum(F.size(F.filter(raw, lambda x: x.isNull())))))
     for label in labels:
