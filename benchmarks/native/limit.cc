@@ -1,7 +1,10 @@
 // The physical limit that the engine is measured against: a bare loop that probes an open-addressing array of
 // (key, row) and copies the row, split over threads. No locks, no counts, no admission, no growth.
 // usage: limit KEYS DIM THREADS BATCH SECONDS IDS_FILE PREFETCH
-// IDS_FILE holds int64 ids in [0, KEYS); batches are taken from it in turn. Prints lookups and Adagrad updates per second.
+// IDS_FILE holds int64 ids in [0, KEYS); batches are taken from it in turn. Prints lookups and Adagrad updates per
+// second.
+#include <sys/mman.h>
+
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -12,8 +15,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <sys/mman.h>
 
 namespace {
 
@@ -36,7 +37,8 @@ void* Pages(size_t bytes) {
   return memory;
 }
 
-double Rate(double seconds, size_t threads, size_t batch, size_t batches, const std::function<void(size_t, size_t, size_t)>& work) {
+double Rate(double seconds, size_t threads, size_t batch, size_t batches,
+            const std::function<void(size_t, size_t, size_t)>& work) {
   size_t rounds = 0;
   const auto start = std::chrono::steady_clock::now();
   double elapsed = 0;
@@ -107,7 +109,8 @@ int main(int argc, char** argv) {
   };
   const size_t batches = ids.size() / batch;
   const double lookups = Rate(seconds, threads, batch, batches, [&](size_t first, size_t begin, size_t end) {
-    each(first, begin, end, [&](size_t i, size_t row) { std::memcpy(out + i * dim, rows + row * dim, dim * sizeof(float)); });
+    each(first, begin, end,
+         [&](size_t i, size_t row) { std::memcpy(out + i * dim, rows + row * dim, dim * sizeof(float)); });
   });
   const double updates = Rate(seconds, threads, batch, batches, [&](size_t first, size_t begin, size_t end) {
     each(first, begin, end, [&](size_t i, size_t row) {

@@ -9,9 +9,9 @@
 namespace deeprec {
 namespace {
 
-constexpr size_t kChunk = 16384;       // keys that one task groups
-constexpr size_t kTaskKeys = 1024;     // keys that make a task worth handing to a thread
-constexpr size_t kInlineKeys = 2048;   // below this, waking a thread costs more than it saves
+constexpr size_t kChunk = 16384;      // keys that one task groups
+constexpr size_t kTaskKeys = 1024;    // keys that make a task worth handing to a thread
+constexpr size_t kInlineKeys = 2048;  // below this, waking a thread costs more than it saves
 
 struct Chunk {
   size_t batch, begin, end;
@@ -34,7 +34,8 @@ std::vector<GroupedKeys> GroupByShard(const std::vector<KeySpan>& spans) {
   size_t total = 0;
   for (size_t batch = 0; batch < spans.size(); ++batch) {
     const size_t n = spans[batch].n;
-    if (n >= std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("A batch must have fewer than 2**32 - 1 keys.");
+    if (n >= std::numeric_limits<uint32_t>::max())
+      throw std::invalid_argument("A batch must have fewer than 2**32 - 1 keys.");
     grouped[batch].items.resize(n);
     total += n;
     for (size_t begin = 0; begin < n; begin += kChunk) {

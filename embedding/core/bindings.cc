@@ -114,7 +114,8 @@ py::tuple UniqueKeys(const std::vector<Keys64>& batches) {
   size_t total = 0;
   for (const Keys64& keys : batches) {
     const KeySpan span = Span(keys);
-    Require(span.n < static_cast<size_t>(std::numeric_limits<int32_t>::max()), "A batch must have fewer than 2**31 - 1 keys.");
+    Require(span.n < static_cast<size_t>(std::numeric_limits<int32_t>::max()),
+            "A batch must have fewer than 2**31 - 1 keys.");
     const auto n = static_cast<py::ssize_t>(span.n);
     unique.push_back(NewArray<int64_t>({n}));
     inverse.push_back(NewArray<int32_t>({n}));
@@ -205,8 +206,10 @@ void ImportRows(Table& table, const Keys64& keys, const Keys64& frequency, const
   Require(slots.size() == table.optimizer().slots().size(), "One array for each slot of the optimizer.");
   RequireRows(value, span.n, table.dim());
   // The engine only reads these columns.
-  RowColumns columns{const_cast<int64_t*>(frequency.data()), const_cast<int64_t*>(version.data()),
-                     const_cast<float*>(value.data()), {}};
+  RowColumns columns{const_cast<int64_t*>(frequency.data()),
+                     const_cast<int64_t*>(version.data()),
+                     const_cast<float*>(value.data()),
+                     {}};
   for (const Floats& slot : slots) {
     RequireRows(slot, span.n, table.dim());
     columns.slots.push_back(const_cast<float*>(slot.data()));
@@ -278,8 +281,7 @@ PYBIND11_MODULE(_core, module) {
              py::arg("learning_rate"));
 
   py::class_<Optimizer>(module, "Optimizer")
-      .def(py::init<const std::string&, const std::map<std::string, double>&>(), py::arg("kind"),
-           py::arg("parameters"))
+      .def(py::init<const std::string&, const std::map<std::string, double>&>(), py::arg("kind"), py::arg("parameters"))
       .def_property_readonly("slots",
                              [](const Optimizer& optimizer) {
                                py::dict slots;

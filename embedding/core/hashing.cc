@@ -130,8 +130,8 @@ uint64_t Fingerprint64(const char* s, size_t len) {
   v = WeakHashLen32WithSeeds(s, v.second * mul, x + w.first);
   w = WeakHashLen32WithSeeds(s + 32, z + w.second, y + Fetch64(s + 16));
   std::swap(z, x);
-  return HashLen16(HashLen16(v.first, w.first, mul) + ShiftMix(y) * k0 + z,
-                   HashLen16(v.second, w.second, mul) + x, mul);
+  return HashLen16(HashLen16(v.first, w.first, mul) + ShiftMix(y) * k0 + z, HashLen16(v.second, w.second, mul) + x,
+                   mul);
 }
 
 size_t Unique(const int64_t* keys, size_t n, int64_t* unique, int32_t* inverse, int64_t* counts) {

@@ -12,8 +12,8 @@ namespace deeprec {
 
 // Where the parts of a cell lie, in bytes. Shared by all shards of a table.
 struct RowLayout {
-  size_t stride = 0;     // of one cell, metadata aside
-  int first_shift = 0;   // log2 of the cells in a shard's first slab; later slabs double
+  size_t stride = 0;    // of one cell, metadata aside
+  int first_shift = 0;  // log2 of the cells in a shard's first slab; later slabs double
 
   static RowLayout Make(size_t cell_bytes) {
     RowLayout layout;

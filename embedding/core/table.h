@@ -28,8 +28,8 @@ struct TableConfig {
   size_t dim;
   Optimizer optimizer;
   Initializer initializer;
-  uint32_t filter_freq;   // 0 and 1: no filter
-  bool has_filter;        // unknown ids read no_permission instead of their start value
+  uint32_t filter_freq;  // 0 and 1: no filter
+  bool has_filter;       // unknown ids read no_permission instead of their start value
   float no_permission;
   int64_t steps_to_live;  // -1: rows live for ever
 };

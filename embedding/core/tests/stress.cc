@@ -85,7 +85,8 @@ void Run(double seconds) {
         std::vector<float> gradients;
         for (int i = 0; i < 3000; ++i) {
           const bool hot = i % 3 != 0;
-          const int64_t key = hot ? static_cast<int64_t>(random() % kHot) : kCold + static_cast<int64_t>(random() % 60000);
+          const int64_t key =
+              hot ? static_cast<int64_t>(random() % kHot) : kCold + static_cast<int64_t>(random() % 60000);
           const int64_t gradient = static_cast<int64_t>(random() % 7) - 3;
           keys.push_back(key);
           gradients.insert(gradients.end(), kDim, static_cast<float>(gradient));
