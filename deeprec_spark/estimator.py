@@ -18,7 +18,7 @@ from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
 from deeprec_spark.layers import tables
 from deeprec_spark.session import current_session
-from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe
+from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe, find_spec
 from deeprec_spark.training.driver_model import DriverModel, LabelKind, label_kind
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.worker import WorkerJob
@@ -232,7 +232,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         directory = self._trained()
         manifest = checkpoint.load(directory, verify=False)
         columns = DataColumns(feature_cols, label_cols, sample_weight_col)
-        with Staging(self._spark, self.model_dir, num_shards=self._cluster_options.num_workers) as staging:
+        with self._staging() as staging:
             staged = staging.stage(
                 data,
                 columns,
@@ -244,8 +244,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             dataset = staged.dataset if num_steps is None else staged.dataset.limited(num_steps * batch_size)
             results = inference.evaluate(
                 self._spark,
-                self._model_source(),
-                directory,
+                self._inference_model(directory, staged.spec),
                 replace(staged, dataset=dataset),
                 batch_size=batch_size,
             )
@@ -267,8 +266,11 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             ValueError: no checkpoint, or columns that do not fit.
         """
         directory = self._trained()
+        spec = self.options.feature_spec or checkpoint.load(directory, verify=False).feature_spec
+        prepared = isinstance(data, str) and find_spec(data) is not None
         frame = self._dataframe(data, DataColumns(feature_cols))
-        return inference.predict(frame, self._inference_model(directory), batch_size=batch_size)
+        model = self._inference_model(directory, spec)
+        return inference.predict(frame, model, batch_size=batch_size, prepared=prepared)
 
     def get_model(self) -> keras.Model:
         """The Keras model with the trained weights; its SparseEmbedding layers read the last checkpoint."""
@@ -394,6 +396,11 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             class_weight=class_weight,
             deterministic=self.options.mode == "sync",
             seed=self.options.seed,
+        )
+
+    def _inference_model(self, directory: str, spec: FeatureSpec | None) -> inference.InferenceModel:
+        return inference.InferenceModel(
+            directory, self.model_creator, self.config, spec=spec, trainer=self._trainer_options()
         )
 
     def _dataframe(self, data: Any, columns: DataColumns) -> DataFrame:
