@@ -137,7 +137,10 @@ class Coordinator:
                 return
             self._state.stopping = True
             self._condition.notify_all()
-            if not self._condition.wait_for(lambda: not self._members.any_alive(), timeout):
+            gone = self._condition.wait_for(
+                lambda: self._state.aborted or not self._members.any_alive(), timeout
+            )
+            if not gone:
                 alive = [rank for rank in range(self.options.num_nodes) if self._members.is_alive(rank)]
                 logger.warning("Still running after stop: %s", ", ".join(map(self._members.name, alive)))
         self._watcher.join(timeout)

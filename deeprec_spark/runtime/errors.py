@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,3 +66,12 @@ class NodeError(JobError):
     def __init__(self, message: str, failures: Sequence[NodeFailure] = ()) -> None:
         self.failures = tuple(failures)
         super().__init__("\n".join([message, *(failure.describe() for failure in self.failures)]))
+
+
+def describe_exit(code: int) -> str:
+    """`ended with exit code 1` or `was killed by SIGKILL`, with a hint where one helps."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = " (out of memory? see spark.executor.memoryOverhead)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

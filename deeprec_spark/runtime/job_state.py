@@ -35,6 +35,11 @@ class JobState:
         """Whether nodes must end: stopped, or failed."""
         return self.stopping or bool(self._failures) or self._abort is not None
 
+    @property
+    def aborted(self) -> bool:
+        """Whether the nodes are known to be gone: Spark ended their tasks."""
+        return self._abort is not None
+
     def running(self, number: int) -> PhaseState | None:
         """The current phase if it is the one of this number."""
         return self.phase if self.phase is not None and self.phase.number == number else None

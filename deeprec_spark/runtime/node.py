@@ -23,7 +23,7 @@ from deeprec_spark.runtime.server import ParameterServer, ServerOptions
 from deeprec_spark.runtime.transport import MessageServer, local_host_towards
 from deeprec_spark.runtime.worker_client import Heartbeat, WorkerClient
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("deeprec_spark.runtime.node")
 
 # After the job has ended a worker may be deep in a step; it gets this long to return to its client.
 STOP_GRACE_SECONDS = 20.0
@@ -78,10 +78,19 @@ class NodeProcess:
         logger.info("Serving at %s", server.address)
         self._client.announce(server.address)
         with self._heartbeat():
-            self._stopped.wait()
+            self._wait_for_end()
             service.stop()
             server.stop()
+            self._done.set()
         store.close()
+
+    def _wait_for_end(self) -> None:
+        """Return when the job ends; the long poll hears of it at once, the heartbeat in any case."""
+        try:
+            self._client.next_phase()
+        except (JobError, TimeoutError) as error:
+            logger.warning("The driver is out of reach; the heartbeat decides: %s", error)
+            self._stopped.wait()
 
     def _work(self) -> None:
         settings = self._job.settings
@@ -102,6 +111,7 @@ class NodeProcess:
                 entry(context)
             finally:
                 store.close()
+                self._done.set()
 
     def _make_store(self) -> EmbeddingStore:
         settings = self._job.settings

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from deeprec_spark.runtime.errors import NodeFailure
+from deeprec_spark.runtime.errors import NodeFailure, describe_exit
 from deeprec_spark.runtime.job_state import JobState
 from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.node_log import log_node_lines
@@ -83,9 +83,8 @@ class NodeService:
 
     def _exited(self, message: Message) -> Message:
         code = _integer(message, "code")
-        self._members.exited(
-            *_identity(message), failed=code != 0, reason=f"its process ended with exit code {code}"
-        )
+        reason = f"its process {describe_exit(code)}"
+        self._members.exited(*_identity(message), failed=code != 0, reason=reason)
         return Message()
 
     def _log(self, message: Message) -> Message:
@@ -173,12 +172,13 @@ class NodeService:
 
     def _progress(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
+        data = _mapping(message, "data")
         with self._condition:
             self._members.current(rank, incarnation)
             state = self._state.running(_integer(message, "phase"))
             if state is not None:
                 state.last_activity[rank] = time.monotonic()
-                state.progress[rank] = Progress(rank, _mapping(message, "data"))
+                state.progress[rank] = Progress(rank, data)
                 state.unseen_progress = True
                 self._condition.notify_all()
         return Message()

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from deeprec_spark.embedding.dense import dense_range
 from deeprec_spark.embedding.hashing import NUM_BUCKETS, bucket
 
+Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
 
-def dense_bounds(size: int, num_servers: int) -> list[int]:
-    """Where each server's shard of a flat vector begins, and the end: server s holds [bounds[s], bounds[s + 1])."""
-    return [size * server // num_servers for server in range(num_servers + 1)]
+def split_dense(vector: Float32Array, num_servers: int) -> list[Float32Array]:
+    """Each server's contiguous part of a flat vector, as views."""
+    return [vector[slice(*dense_range(len(vector), server, num_servers))] for server in range(num_servers)]
 
 
 def server_of(keys: Int64Array, num_servers: int) -> Int64Array:

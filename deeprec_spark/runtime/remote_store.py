@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from deeprec_spark.embedding.store import (
     UniqueKeys,
 )
 from deeprec_spark.runtime.messages import Message, aligned_empty
-from deeprec_spark.runtime.placement import dense_bounds, split_keys
+from deeprec_spark.runtime.placement import split_dense, split_keys
 from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
 from deeprec_spark.runtime.store_messages import (
     Sender,
@@ -94,13 +93,9 @@ class RemoteStore:
         self._everywhere("create_tables", Message({"specs": [spec_to_dict(spec) for spec in specs]}))
 
     def init_dense(self, dense: Float32Array, state: Float32Array, optimizer: Optimizer) -> None:
-        """Set the dense parameters where the servers have none yet; later calls must agree in size."""
-        servers = len(self._connections)
-        messages = [
-            Message({"optimizer": optimizer.to_dict()}, {"dense": part, "state": state_part})
-            for part, state_part in zip(_shards(dense, servers), _shards(state, servers), strict=True)
-        ]
-        self._parallel("init_dense", messages)
+        """Set the dense parameters where the servers have none yet: whole vectors, of which each keeps its part."""
+        arrays = {"dense": np.asarray(dense), "state": np.asarray(state)}
+        self._everywhere("init_dense", Message({"optimizer": optimizer.to_dict()}, arrays))
 
     def pull(self, request: PullRequest) -> PullReply:
         """Read the rows and dense parameters of one step."""
@@ -256,13 +251,8 @@ def _merge_rows(replies: Sequence[PullReply], table: str, index: int, positions:
     return merged
 
 
-def _shards(vector: Float32Array, servers: int) -> list[Float32Array]:
-    bounds = dense_bounds(len(vector), servers)
-    return [vector[begin:end] for begin, end in pairwise(bounds)]
-
-
 def _optional_shards(vector: Float32Array | None, servers: int) -> Sequence[Float32Array | None]:
-    return [None] * servers if vector is None else _shards(vector, servers)
+    return [None] * servers if vector is None else split_dense(vector, servers)
 
 
 def _aligned(parts: Sequence[Float32Array]) -> Float32Array:

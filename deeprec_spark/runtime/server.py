@@ -74,8 +74,11 @@ class SequenceGuard:
 class ParameterServer:
     """The handlers of one server over its store.
 
-    Asynchronous (and with one worker): requests are applied as they come, one at a time. Synchronous: each training
+    Asynchronous (and with one worker): requests are applied as they come, in parallel. Synchronous: each training
     pull and each push waits for those of all ranks, and is applied once, merged.
+
+    Arguments:
+        store: this server's shard; must be safe to call from several threads, as LocalStore is.
     """
 
     def __init__(self, store: EmbeddingStore, options: ServerOptions) -> None:
@@ -114,14 +117,12 @@ class ParameterServer:
 
     def _create_tables(self, message: Message) -> Message:
         specs = [spec_from_dict(entry) for entry in message.header["specs"]]
-        with self._lock:
-            self._store.create_tables(specs)
+        self._store.create_tables(specs)
         return Message()
 
     def _init_dense(self, message: Message) -> Message:
         dense, state = message.array("dense", np.float32), message.array("state", np.float32)
-        with self._lock:
-            self._store.init_dense(dense, state, Optimizer.from_dict(message.header["optimizer"]))
+        self._store.init_dense(dense, state, Optimizer.from_dict(message.header["optimizer"]))
         return Message()
 
     def _pull(self, message: Message) -> Message:
@@ -132,50 +133,46 @@ class ParameterServer:
             return encode_pull_reply(
                 self._pull_gather.exchange(sender.rank, sender.sequence, request), tables
             )
-        with self._lock:
-            if request.train and not self._pulls.is_new(Sender.of(message)):
-                # The rows were made and counted when it came first; only its answer was lost.
-                request = replace(request, train=False)
-            return encode_pull_reply(self._store.pull(request), tables)
+        if request.train and not self._is_new(self._pulls, message):
+            # The rows were made and counted when it came first; only its answer was lost.
+            request = replace(request, train=False)
+        return encode_pull_reply(self._store.pull(request), tables)
 
     def _pull_together(self, requests: Mapping[int, PullRequest]) -> dict[int, PullReply]:
         merged = merge_pulls(requests)
-        with self._lock:
-            reply = self._store.pull(merged.request)
+        reply = self._store.pull(merged.request)
         return {
             rank: merged.reply_for(rank, reply, dense=request.dense) for rank, request in requests.items()
         }
 
-    def _push_together(self, requests: Mapping[int, PushRequest]) -> dict[int, int]:
-        merged = merge_pushes(requests)
+    def _push(self, message: Message) -> Message:
+        request = decode_push(message)
+        if self._synchronous:
+            sender = Sender.of(message)
+            return Message({"step": self._push_gather.exchange(sender.rank, sender.sequence, request)})
+        if self._is_new(self._pushes, message):
+            self._step = self._store.push(request)
+        return Message({"step": self._step})
+
+    def _is_new(self, guard: SequenceGuard, message: Message) -> bool:
         with self._lock:
-            step = self._store.push(merged)
+            return guard.is_new(Sender.of(message))
+
+    def _push_together(self, requests: Mapping[int, PushRequest]) -> dict[int, int]:
+        step = self._store.push(merge_pushes(requests))
         return dict.fromkeys(requests, step)
 
-    def _push(self, message: Message) -> Message:
-        sender, request = Sender.of(message), decode_push(message)
-        if self._synchronous:
-            return Message({"step": self._push_gather.exchange(sender.rank, sender.sequence, request)})
-        with self._lock:
-            if self._pushes.is_new(sender):
-                self._step = self._store.push(request)
-            return Message({"step": self._step})
-
     def _evict(self, message: Message) -> Message:
-        with self._lock:
-            return Message({"evicted": dict(self._store.evict())})
+        return Message({"evicted": dict(self._store.evict())})
 
     def _save(self, message: Message) -> Message:
-        with self._lock:
-            files = self._store.save(str(message.header["directory"]))
+        files = self._store.save(str(message.header["directory"]))
         return Message({"files": [file_to_dict(file) for file in files]})
 
     def _restore(self, message: Message) -> Message:
-        with self._lock:
-            self._store.restore(str(message.header["directory"]))
+        self._store.restore(str(message.header["directory"]))
         return Message()
 
     def _statistics(self, message: Message) -> Message:
-        with self._lock:
-            found = self._store.statistics()
+        found = self._store.statistics()
         return Message({"tables": {table: dict(values) for table, values in found.items()}})

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import IO, Any
 
-from deeprec_spark.runtime.errors import ConnectionLostError, JobError
+from deeprec_spark.runtime.errors import ConnectionLostError, JobError, describe_exit
 from deeprec_spark.runtime.job import NodeJob, NodeSettings
 from deeprec_spark.runtime.membership import LOG_TAIL_LINES
 from deeprec_spark.runtime.transport import retried
@@ -95,15 +95,6 @@ def node_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a node: this process's, with the same import path, and `extra` on top."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**os.environ, "PYTHONPATH": path, **extra}
-
-
-def describe_exit(code: int) -> str:
-    """`ended with exit code 1` or `was killed by SIGKILL`, with a hint where one helps."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    hint = " (out of memory? see spark.executor.memoryOverhead)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
 
 
 class LogForwarder:

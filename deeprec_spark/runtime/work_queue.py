@@ -112,7 +112,8 @@ class WorkQueue:
     def finished(self) -> bool:
         """Whether every item of every epoch is done."""
         with self._lock:
-            return not self._pending and not self._owners and self._epoch + 1 >= self._num_epochs
+            last = self._epoch + 1 >= self._num_epochs or not self._items
+            return last and not self._pending and not self._owners
 
     def to_dict(self) -> dict[str, Any]:
         """The position, JSON-able; what is leased counts as not done."""

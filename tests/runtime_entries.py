@@ -1,0 +1,67 @@
+"""Worker mains that the runtime's tests launch; nodes import them by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+
+import numpy as np
+
+from deeprec_spark.embedding.optimizers import SGD
+from deeprec_spark.embedding.store import PullRequest, PushRequest, SparseGradient, TableSpec, UniqueKeys
+from deeprec_spark.runtime.context import WorkerContext
+
+logger = logging.getLogger("runtime_entries")
+
+DIM = 4
+
+
+def count_items(context: WorkerContext) -> None:
+    """Adds 1 to the row of each item's key, and to the one dense parameter, for each item."""
+    store, client = context.store, context.client
+    store.create_tables([TableSpec("items", DIM, optimizer=SGD(learning_rate=1.0))])
+    store.init_dense(np.zeros(5, np.float32), np.zeros(2, np.float32), SGD(learning_rate=1.0))
+    logger.info("worker %d starts with %s", context.worker_index, context.payload.decode())
+    while (task := client.next_phase()) is not None:
+        done = 0
+        if task.kind == "train":
+            for item in client.items():
+                key = np.array([item["key"]])
+                store.pull(PullRequest({"items": UniqueKeys(key, np.ones(1, np.int64))}))
+                gradient = SparseGradient(key, np.full((1, DIM), -1, np.float32))
+                store.push(PushRequest({"items": gradient}, np.full(5, -1, np.float32), None, samples=1))
+                done += 1
+                client.progress({"done": done})
+            client.finish({"done": done, "pid": os.getpid()})
+        elif task.kind == "read":
+            keys = np.array(task.payload["keys"])
+            ones = np.ones(len(keys), np.int64)
+            reply = store.pull(PullRequest({"items": UniqueKeys(keys, ones)}, train=False))
+            dense = None if reply.dense is None else reply.dense.tolist()
+            client.finish({"dense": dense, "step": reply.step}, blob=reply.rows["items"].tobytes())
+        elif task.kind == "fail":
+            raise ZeroDivisionError("as the test wanted")
+        elif task.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            client.finish({"payload": json.dumps(dict(task.payload))}, blob=task.blob)
+
+
+def hang(context: WorkerContext) -> None:
+    """Tells its process id and never ends by itself."""
+    logger.info("pid=%d", os.getpid())
+    while (task := context.client.next_phase()) is not None:
+        if task.kind == "pid":
+            context.client.finish({"pid": os.getpid(), "parent": os.getppid()})
+        else:
+            threading.Event().wait()
+
+
+def fail_at_once(context: WorkerContext) -> None:
+    """Raises before the first phase."""
+    sys.stdout.write("a line on standard output\n")
+    raise ValueError("bad model")
