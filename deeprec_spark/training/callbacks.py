@@ -160,7 +160,7 @@ class CallbackHost:
         schedule = getattr(optimizer, "_learning_rate", None)
         if optimizer is None or isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
             return None
-        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        return float(optimizer.learning_rate.numpy())
 
 
 def _check_callback(callback: Any) -> None:

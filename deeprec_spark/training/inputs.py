@@ -130,7 +130,8 @@ def output_names(model: Any, outputs: Any) -> list[str]:
     if isinstance(outputs, Mapping):
         return ["_".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(outputs)]
     count = len(keras.tree.flatten(outputs))
-    known = list(getattr(model, "output_names", None) or [])
+    # A sequential model keeps its names in the functional one inside.
+    known = list(getattr(getattr(model, "_functional", None) or model, "output_names", None) or [])
     if len(known) == count and len(set(known)) == count:
         return known
     return ["output" if position == 0 else f"output_{position}" for position in range(count)]

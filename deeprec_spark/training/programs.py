@@ -227,7 +227,7 @@ class TrainProgram:
                 weight_signature(weighted),
             ],
             autograph=False,
-        )
+        ).get_concrete_function()
 
     def run(
         self,
@@ -330,7 +330,7 @@ class EvaluateProgram:
                 weight_signature(weighted),
             ],
             autograph=False,
-        )
+        ).get_concrete_function()
 
     def run(
         self, rows: RowTensors, columns: Sequence[Tensor], labels: Sequence[Tensor], weight: Sequence[Tensor]
@@ -364,7 +364,7 @@ class PredictProgram:
         self._model, self._binding, self._plan = model, binding, plan
         self._function = tf.function(
             self._step, input_signature=[*RowTensors.signature(plan), binding.signature()], autograph=False
-        )
+        ).get_concrete_function()
 
     def run(self, rows: RowTensors, columns: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
         """One array for each output."""

@@ -1,0 +1,362 @@
+"""The Trainer: kinds of models, Keras' losses and metrics to the digit, states, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from deeprec_spark.data.batch import Batch
+from deeprec_spark.embedding import optimizers
+from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.layers import SparseEmbedding, bind
+from deeprec_spark.training.checks import NonFiniteError
+from deeprec_spark.training.trainer import Trainer, TrainerOptions
+from tests.training_reference import DenseTable, table_rows
+
+L = keras.layers
+IDS, DIM = 8, 4
+
+
+def two_tasks(embedding: Any) -> keras.Model:
+    """Two outputs, a regulariser, moving averages."""
+    user = keras.Input((), dtype="int64", name="user")
+    price = keras.Input((1,), name="price")
+    hidden = L.Concatenate()([embedding(user), price])
+    hidden = L.BatchNormalization(name="norm")(L.Dense(4, kernel_regularizer="l2", name="hidden")(hidden))
+    click = L.Dense(1, activation="sigmoid", name="click")(hidden)
+    spend = L.Dense(1, name="spend")(hidden)
+    return keras.Model([user, price], [click, spend])
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        loss={"click": "binary_crossentropy", "spend": keras.losses.Huber()},
+        loss_weights={"click": 1.0, "spend": 0.3},
+        metrics={"click": [keras.metrics.AUC(name="auc")], "spend": ["mae"]},
+        weighted_metrics={"click": ["accuracy"]},
+    )
+    return model
+
+
+def batch(seed: int, size: int = 32, weighted: bool = False) -> Batch:
+    random = np.random.default_rng(seed)
+    return Batch(
+        {"user": random.permutation(np.arange(size) % IDS), "price": random.random(size).astype(np.float32)},
+        {
+            "click": (random.random(size) < 0.4).astype(np.float32),
+            "spend": random.normal(0, 2, size).astype(np.float32),
+        },
+        random.uniform(0.1, 3, size).astype(np.float32) if weighted else None,
+    )
+
+
+def single(optimizer: Any = "sgd", loss: str = "mse", **compile_arguments: Any) -> keras.Model:
+    """One table, one output `out`."""
+    model = keras.Sequential(
+        [
+            keras.Input((), dtype="int64", name="user"),
+            SparseEmbedding(DIM, table="user"),
+            L.Dense(1, name="out"),
+        ]
+    )
+    model.compile(optimizer, loss, **compile_arguments)
+    return model
+
+
+def users(ids: list[int], labels: list[float] | None = None) -> Batch:
+    return Batch(
+        {"user": np.array(ids, np.int64)},
+        {"label": np.array([1.0] * len(ids) if labels is None else labels, np.float32)},
+    )
+
+
+def started(model: keras.Model, sample: Batch, **options: Any) -> Trainer:
+    trainer = Trainer(model, LocalStore(), TrainerOptions(**options))
+    trainer.initialize(sample)
+    return trainer
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses_metrics_and_states_are_those_of_keras(weighted: bool) -> None:
+    keras.utils.set_random_seed(1)
+    ours = compiled(two_tasks(SparseEmbedding(DIM, table="user")))
+    trainer = started(ours, batch(0, weighted=weighted))
+    table = DenseTable(IDS, DIM)
+    theirs = compiled(two_tasks(table))
+    table.table.assign(table_rows(trainer.store, "user", IDS))
+    for name in ("hidden", "norm", "click", "spend"):
+        theirs.get_layer(name).set_weights(ours.get_layer(name).get_weights())
+
+    reset = theirs.reset_metrics
+    theirs.reset_metrics = lambda: None  # train_on_batch would begin anew at each batch
+    batches = [
+        batch(seed, size, weighted) for seed, size in ((1, 32), (2, 32), (3, 16))
+    ]  # a short one at the end
+    for each in batches:
+        trainer.train_step(each)
+        expected = theirs.train_on_batch(
+            list(each.features.values()), list(each.labels.values()), each.sample_weight, return_dict=True
+        )
+    found = trainer.metric_results()
+    assert found.keys() == expected.keys()
+    for name in ("loss", "click_auc", "click_accuracy", "spend_mae"):
+        assert found[name] == pytest.approx(float(expected[name]), rel=1e-5), name
+
+    trainer.refresh()
+    norm = ours.get_layer("norm").get_weights()
+    for our, their in zip(norm, theirs.get_layer("norm").get_weights(), strict=True):
+        np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-6)
+    assert np.abs(norm[2]).max() > 1e-3  # the moving mean has moved
+    np.testing.assert_allclose(
+        table_rows(trainer.store, "user", IDS), table.table.numpy(), rtol=1e-5, atol=1e-6
+    )
+
+    trainer.reset_metrics()
+    for each in batches:
+        trainer.evaluate_step(each)
+    reset()
+    for each in batches:
+        expected = theirs.test_on_batch(
+            list(each.features.values()), list(each.labels.values()), each.sample_weight, return_dict=True
+        )
+    assert trainer.metric_results()["loss"] == pytest.approx(float(expected["loss"]), rel=1e-5)
+    assert trainer.step == 3
+
+
+def test_class_weights_are_those_of_keras() -> None:
+    trainer = started(single(loss="mse", metrics=["mae"]), users([1, 2]), class_weight={0: 3.0, 1: 0.5})
+    data = users([0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 0, 1, 1, 1, 0, 1])
+    theirs = keras.Sequential([keras.Input((), dtype="int64"), DenseTable(IDS, DIM), L.Dense(1)])
+    theirs.compile("sgd", "mse", metrics=["mae"])
+    theirs.layers[0].table.assign(table_rows(trainer.store, "user", IDS))
+    theirs.layers[1].set_weights(trainer.model.layers[1].get_weights())
+    trainer.train_step(data)
+    expected = theirs.train_on_batch(
+        data.features["user"], data.labels["label"], class_weight={0: 3.0, 1: 0.5}, return_dict=True
+    )
+    assert trainer.metric_results() == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-5)
+    np.testing.assert_allclose(
+        table_rows(trainer.store, "user", IDS), theirs.layers[0].table.numpy(), rtol=1e-6, atol=1e-7
+    )
+    with pytest.raises(ValueError, match="not both"):
+        trainer.train_step(Batch(data.features, data.labels, np.ones(8, np.float32)))
+
+
+class Computing(keras.Model):
+    """A subclassed model that computes its ids, and reads one layer and one table several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = SparseEmbedding(DIM, table="item")
+        self.bags = SparseEmbedding(DIM, "sum", table="item", padding_value=-1)
+        self.crossed = SparseEmbedding(2, table="cross")
+        self.cross = L.HashedCrossing(5)
+        self.dropout = L.Dropout(0.5)
+        self.out = L.Dense(1)
+
+    def call(self, inputs: dict[str, Any], training: bool = False) -> Any:
+        user, items = inputs["user"], inputs["items"]
+        ragged = tf.RaggedTensor.from_tensor(items, padding=-1)
+        vectors = [
+            self.items(user * 5 + 3),
+            self.bags(items),
+            self.bags(ragged),
+            self.items(user),
+            self.crossed(self.cross((user, items[:, 0]))),
+        ]
+        return self.out(self.dropout(tf.concat(vectors, -1), training=training))
+
+
+def test_a_model_may_compute_its_ids() -> None:
+    random = np.random.default_rng(0)
+    data = Batch(
+        {"user": random.integers(0, 9, 16), "items": np.where(random.random((16, 3)) < 0.3, -1, 4)},
+        {"label": random.random(16).astype(np.float32)},
+    )
+    model = Computing()
+    model.compile("sgd", "mse")
+    trainer = started(model, data)
+    for _ in range(30):
+        trainer.train_step(data)
+    rows = trainer.store.statistics()
+    used = {*(data.features["user"] * 5 + 3).tolist(), *data.features["user"].tolist(), 4}
+    assert rows["item"]["rows"] == len(used)  # never the padding, each id once
+    assert 0 < rows["cross"]["rows"] <= 5
+    predicted = trainer.predict_step(data)
+    assert list(predicted) == ["output"]
+    # The traced step and the layers' own lookup agree once both read the same store.
+    bind(model, trainer.store)
+    np.testing.assert_allclose(predicted["output"], model(dict(data.features)), rtol=1e-6, atol=1e-6)
+    trainer.reset_metrics()
+    trainer.evaluate_step(data)
+    expected = np.mean((predicted["output"][:, 0] - data.labels["label"]) ** 2)
+    assert trainer.metric_results()["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_nothing_is_traced_again_when_sizes_change() -> None:
+    traces = []
+
+    class Counting(L.Layer):
+        def call(self, inputs: Any) -> Any:
+            traces.append(1)
+            return inputs
+
+    user = keras.Input((), dtype="int64", name="user")
+    model = keras.Model(user, L.Dense(1)(Counting()(SparseEmbedding(DIM)(user))))
+    model.compile("sgd", "mse")
+    trainer = started(model, users([1, 2, 3]))
+    trainer.train_step(users([1, 2, 3]))
+    before = len(traces)
+    for size in (1, 5, 64):
+        trainer.train_step(users(list(range(size))))
+    assert len(traces) == before
+
+
+def test_sparse_optimizer_and_learning_rate() -> None:
+    trainer = started(single(keras.optimizers.SGD(0.0)), users([1]), sparse_optimizer=optimizers.SGD(1.0))
+    start = table_rows(trainer.store, "user", 3)
+    kernel = trainer.model.layers[1].kernel.numpy()[:, 0]
+    trainer.train_step(users([1]))
+    gradient = 2 * (start[1] @ kernel - 1) * kernel
+    expected = start.copy()
+    expected[1] -= gradient
+    np.testing.assert_allclose(table_rows(trainer.store, "user", 3), expected, rtol=1e-5, atol=1e-7)
+    trainer.set_learning_rate(0.5)  # of the dense weights alone
+    trainer.train_step(users([1]))
+    trainer.refresh()
+    assert np.abs(trainer.model.layers[1].kernel.numpy()[:, 0] - kernel).max() > 0
+
+    followed = started(single(keras.optimizers.SGD(1.0)), users([1]))
+    before = table_rows(followed.store, "user", 3)
+    followed.set_learning_rate(0.0)
+    followed.train_step(users([1]))
+    np.testing.assert_array_equal(table_rows(followed.store, "user", 3), before)
+
+
+def test_a_changing_rate_cannot_reach_tables_of_their_own_optimizer() -> None:
+    user = keras.Input((), dtype="int64", name="user")
+    layer = SparseEmbedding(DIM, table="user", optimizer=optimizers.SGD(1.0))
+    model = keras.Model(user, L.Dense(1)(layer(user)))
+    model.compile("sgd", "mse")
+    trainer = started(model, users([1]))
+    trainer.train_step(users([1]))
+    trainer.set_learning_rate(0.5)
+    with pytest.raises(ValueError, match=r"optimizer of their own.*'user'"):
+        trainer.train_step(users([1]))
+
+
+def test_empty_steps_and_batches() -> None:
+    trainer = started(single(), users([1]))
+    start = table_rows(trainer.store, "user", 3)
+    trainer.train_empty()
+    trainer.train_step(users([]))
+    trainer.evaluate_step(users([]))
+    assert trainer.step == 2
+    np.testing.assert_array_equal(table_rows(trainer.store, "user", 3), start)
+    with pytest.raises(ValueError, match="at least one sample"):
+        Trainer(single(), LocalStore()).initialize(users([]))
+
+
+def test_a_second_trainer_goes_on_where_the_store_is() -> None:
+    first = started(single(keras.optimizers.Adagrad(0.3)), users([1]))
+    for _ in range(3):
+        first.train_step(users([1, 2]))
+    second = Trainer(single(keras.optimizers.Adagrad(0.3)), first.store)
+    second.initialize(users([1]))
+    np.testing.assert_array_equal(
+        first.predict_step(users([1, 2]))["out"], second.predict_step(users([1, 2]))["out"]
+    )
+    assert second.step == 3
+
+
+def test_deterministic_runs_are_equal_bit_for_bit() -> None:
+    script_results = []
+    for _ in range(2):
+        keras.utils.set_random_seed(7)
+        model = compiled(two_tasks(SparseEmbedding(DIM, table="user")))
+        trainer = started(model, batch(0))
+        for seed in range(3):
+            trainer.train_step(batch(seed))
+        _, dense, state = trainer.pull_dense()
+        script_results.append((dense.copy(), state.copy(), table_rows(trainer.store, "user", IDS)))
+    for one, other in zip(*script_results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_nan_column_is_named_and_nothing_is_applied() -> None:
+    model = compiled(two_tasks(SparseEmbedding(DIM, table="user")))
+    trainer = started(model, batch(0))
+    trainer.train_step(batch(0))
+    before = table_rows(trainer.store, "user", IDS)
+    bad = batch(1)
+    bad.features["price"][3] = np.nan
+    with pytest.raises(NonFiniteError, match=r"training at step 1: columns .*\['price'\].*loss=nan"):
+        trainer.train_step(bad)
+    with pytest.raises(NonFiniteError, match=r"evaluation at step 1"):
+        trainer.evaluate_step(bad)
+    np.testing.assert_array_equal(table_rows(trainer.store, "user", IDS), before)
+
+
+def test_an_output_that_overflows_is_named() -> None:
+    user = keras.Input((), dtype="int64", name="user")
+    vector = SparseEmbedding(DIM, table="user")(user)
+    click = L.Dense(1, name="click")(vector)
+    spend = L.Lambda(lambda x: keras.ops.exp(1000.0 + x), name="spend")(click)
+    model = keras.Model(user, [click, spend])
+    model.compile("sgd", "mse")
+    labels = {"click": np.ones(2, np.float32), "spend": np.ones(2, np.float32)}
+    trainer = started(model, Batch({"user": np.array([1, 2])}, labels))
+    with pytest.raises(NonFiniteError, match=r"outputs that are not finite: \['spend'\]"):
+        trainer.train_step(Batch({"user": np.array([1, 2])}, labels))
+
+
+def test_lookups_inside_of_control_flow_are_refused() -> None:
+    class Branching(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = SparseEmbedding(DIM, name="user")
+            self.out = L.Dense(1)
+
+        def call(self, ids: Any) -> Any:
+            return self.out(
+                tf.cond(tf.reduce_sum(ids) > 0, lambda: self.embed(ids), lambda: self.embed(ids + 1))
+            )
+
+    model = Branching()
+    model.compile("sgd", "mse")
+    trainer = started(model, users([1]))
+    with pytest.raises(ValueError, match=r"'user' is called inside of tf.cond"):
+        trainer.train_step(users([1]))
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        (lambda: keras.Sequential([L.Dense(1)]), "must be compiled"),
+        (OwnStep, "train_step of the model's own"),
+        (lambda: "model", "must be a keras.Model"),
+    ],
+)
+def test_models_that_cannot_be_trained(model: Any, error: str) -> None:
+    made = model()
+    if isinstance(made, OwnStep):
+        made.compile("sgd", "mse")
+    with pytest.raises((TypeError, ValueError), match=error):
+        Trainer(made, LocalStore())
+
+
+def test_a_model_without_a_table() -> None:
+    model = keras.Sequential([keras.Input((1,), name="price"), L.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="no SparseEmbedding"):
+        started(model, Batch({"price": np.ones(2, np.float32)}, {"label": np.ones(2, np.float32)}))
