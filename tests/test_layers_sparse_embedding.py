@@ -19,7 +19,7 @@ from deeprec_spark.embedding.options import (
     Normal,
 )
 from deeprec_spark.embedding.store import PullRequest, UniqueKeys
-from deeprec_spark.layers import SparseEmbedding, bind, context
+from deeprec_spark.layers import SparseEmbedding, bind, bind_local, context
 
 DIM = 3
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -218,20 +218,28 @@ def test_frozen_context_reads_exported_tables() -> None:
         other(np.array([1]))
 
 
-def test_keras_fit_trains_a_layer_that_has_an_optimizer() -> None:
-    layer = SparseEmbedding(1, optimizer=optimizers.SGD(0.5))
+def test_keras_fit_trains_the_tables_of_a_bound_model() -> None:
+    # Two layers share a table; id 1 stands for three samples of the first and one of the second.
+    first, second = SparseEmbedding(1, table="t"), SparseEmbedding(1, table="t")
+    inputs = [keras.Input((), dtype="int64"), keras.Input((), dtype="int64")]
     # Keras takes no gradient at all where a model has no weights of its own.
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    model = keras.Sequential([keras.Input((), dtype="int64"), layer, dense])
+    model = keras.Model(inputs, dense(first(inputs[0]) + second(inputs[1])))
     model.compile("sgd", "mse")
-    start = rows_of(layer, [1, 2])[:, 0]
-    model.fit(np.array([1, 2, 1, 1]), np.array([1.0, 1.0, 1.0, 1.0]), batch_size=4, epochs=1, verbose=0)
-    # d/drow of mean((row - 1)^2) over 4 samples: id 1 stands for three of them.
-    expected = start - 0.5 * np.array([3, 1]) * 2 * (start - 1) / 4
-    np.testing.assert_allclose(layer(np.array([1, 2]))[:, 0], expected, rtol=1e-6)
+    start = rows_of(first, [1, 2, 3])[:, 0]
+    store = bind_local(model, optimizers.SGD(0.5))
+    ids = [np.array([1, 2, 1, 1]), np.array([3, 1, 3, 3])]
+    model.fit(ids, np.ones(4), batch_size=4, epochs=1, verbose=0)
+    errors = np.array([start[a - 1] + start[b - 1] - 1 for a, b in zip(*ids, strict=True)])
+    gradient = np.zeros(3)
+    for column in ids:
+        np.add.at(gradient, column - 1, 2 * errors / 4)
+    np.testing.assert_allclose(first(np.array([1, 2, 3]))[:, 0], start - 0.5 * gradient, rtol=1e-5)
+    np.testing.assert_array_equal(first(np.array([1, 2, 3])), second(np.array([1, 2, 3])))
+    assert store.statistics()["t"]["rows"] == 3
 
 
-def test_a_gradient_without_an_optimizer_is_an_error() -> None:
+def test_a_gradient_that_nothing_applies_is_an_error() -> None:
     layers = [keras.Input((), dtype="int64"), SparseEmbedding(1, name="user"), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
     model.compile("sgd", "mse")

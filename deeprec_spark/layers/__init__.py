@@ -1,6 +1,6 @@
 """Keras layers over the embedding engine."""
 
 from deeprec_spark.layers.sparse_embedding import SparseEmbedding
-from deeprec_spark.layers.tables import bind, find_layers, table_specs
+from deeprec_spark.layers.tables import bind, bind_local, find_layers, table_specs
 
-__all__ = ["SparseEmbedding", "bind", "find_layers", "table_specs"]
+__all__ = ["SparseEmbedding", "bind", "bind_local", "find_layers", "table_specs"]

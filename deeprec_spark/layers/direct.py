@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from deeprec_spark.embedding import hashing
+from deeprec_spark.embedding.hashing import unique
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.store import EmbeddingStore, PullRequest, PushRequest, SparseGradient, UniqueKeys
 
@@ -28,31 +28,33 @@ class DirectSource:
 
     def __init__(self) -> None:
         self._store: EmbeddingStore | None = None
+        self._trainable = False
         # A tape calls the gradient below only for what depends on a variable that it watches. This one is read
         # for nothing else, and is invisible to Keras.
         self._anchor: Tensor | None = None
 
-    def bind(self, store: EmbeddingStore) -> None:
-        """Read `store` from now on."""
+    def bind(self, store: EmbeddingStore, trainable: bool = False) -> None:
+        """Read `store` from now on; with `trainable`, gradients update it."""
         self._store = store
+        self._trainable = trainable
 
     def lookup(self, layer: SparseEmbedding, ids: Tensor, origin: Origin) -> Tensor:
         """Rows `[n, embedding_dim]`; their gradient updates the store."""
 
         def pull(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-            unique, inverse, counts = hashing.unique(keys)
-            request = PullRequest({layer.table: UniqueKeys(unique, counts)}, train=False, dense=False)
+            distinct, inverse, counts = unique(keys)
+            request = PullRequest({layer.table: UniqueKeys(distinct, counts)}, train=False, dense=False)
             rows = self._open(layer).pull(request).rows[layer.table]
             return np.take(rows, inverse, axis=0)
 
         def push(keys: npt.NDArray[np.int64], gradient: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
             store = self._open(layer)
-            unique, inverse, counts = hashing.unique(keys)
-            store.pull(PullRequest({layer.table: UniqueKeys(unique, counts)}, train=True, dense=False))
-            total = np.zeros((len(unique), layer.embedding_dim), np.float32)
+            distinct, inverse, counts = unique(keys)
+            store.pull(PullRequest({layer.table: UniqueKeys(distinct, counts)}, train=True, dense=False))
+            total = np.zeros((len(distinct), layer.embedding_dim), np.float32)
             np.add.at(total, inverse, gradient)
             store.push(
-                PushRequest({layer.table: SparseGradient(unique, total)}, None, None, samples=len(keys))
+                PushRequest({layer.table: SparseGradient(distinct, total)}, None, None, samples=len(keys))
             )
             return np.zeros((), np.float32)
 
@@ -65,12 +67,12 @@ class DirectSource:
             rows.set_shape([None, layer.embedding_dim])
 
             def gradient(upstream: Tensor) -> Tensor:
-                if layer.optimizer is None:
+                if not self._trainable:
                     raise RuntimeError(
                         f"SparseEmbedding {layer.name!r} takes a gradient outside of Estimator and "
                         "training.Trainer, where nothing says how to update its table. Train the model with "
-                        "Estimator.from_keras or Trainer, or give the layer an optimizer of "
-                        "deeprec_spark.embedding.optimizers. Received: optimizer=None"
+                        "Estimator.from_keras or Trainer; or, to use model.fit in one process, call "
+                        "deeprec_spark.layers.bind_local(model, optimizer) first. Received: a layer that only reads"
                     )
                 # Kept ordered and alive by automatic control dependencies: numpy_function is stateful.
                 done = tf.numpy_function(push, [ids, upstream], tf.float32)

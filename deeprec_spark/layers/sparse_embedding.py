@@ -25,7 +25,7 @@ class SparseEmbedding(keras.layers.Layer):
     """Looks int64 ids up in a table that grows with the ids it meets; there is no `input_dim`.
 
     The table lives outside of TensorFlow: `Estimator` and `training.Trainer` train it in their embedding store;
-    anywhere else the layer reads (and, given `optimizer`, trains through `model.fit`) a store of its own.
+    anywhere else the layer reads a store of its own, or the one that `layers.bind` or `layers.bind_local` gave it.
 
     Args:
         embedding_dim: width of a row.
@@ -120,9 +120,9 @@ class SparseEmbedding(keras.layers.Layer):
             seed=seed,
         )
 
-    def bind(self, store: EmbeddingStore) -> None:
-        """Read `store` wherever no context is active: it must hold this layer's table."""
-        self._direct.bind(store)
+    def bind(self, store: EmbeddingStore, trainable: bool = False) -> None:
+        """Read `store` wherever no context is active, and with `trainable` update it; it must hold the table."""
+        self._direct.bind(store, trainable)
 
     def call(self, ids: Tensor, weights: Tensor | None = None) -> Tensor:
         """Look up and combine; see the class."""

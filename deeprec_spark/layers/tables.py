@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import EmbeddingStore, TableSpec
 from deeprec_spark.layers.sparse_embedding import SparseEmbedding
@@ -72,3 +73,24 @@ def bind(model: Any, store: EmbeddingStore) -> None:
     """Make every SparseEmbedding of the model read `store` outside of a context; it must hold their tables."""
     for layer in find_layers(model):
         layer.bind(store)
+
+
+def bind_local(model: Any, optimizer: Optimizer | None = None) -> LocalStore:
+    """Give the model one store in this process, so that Keras' own `model.fit` trains its tables too.
+
+    For notebooks and small data: every lookup crosses from TensorFlow to Python and back, and `model.save` does not
+    hold the tables.
+
+    Args:
+        model: a Keras model.
+        optimizer: updates the tables whose layers name none; None: the engine's SGD.
+
+    Example:
+        >>> bind_local(model, Adagrad(0.05))
+        >>> model.fit(ids, labels)
+    """
+    store = LocalStore()
+    store.create_tables(table_specs(model, optimizer))
+    for layer in find_layers(model):
+        layer.bind(store, trainable=True)
+    return store

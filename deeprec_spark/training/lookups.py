@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeprec_spark.embedding import hashing
+from deeprec_spark.embedding.hashing import unique_many
 from deeprec_spark.embedding.store import SparseGradient, UniqueKeys
 from deeprec_spark.training.buffers import aligned_empty, concatenate
 
@@ -86,7 +86,7 @@ class LookupPlan:
         names = [name for _, group in self.groups for name in group]
         per_table = [[ids[position] for position in self.tables[name]] for name in names]
         joined = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in per_table]
-        uniques = dict(zip(names, hashing.unique_many(joined), strict=True))
+        uniques = dict(zip(names, unique_many(joined), strict=True))
         keys = {name: UniqueKeys(unique, counts) for name, (unique, _, counts) in uniques.items()}
         inverse, sizes = [], []
         for _, group in self.groups:
