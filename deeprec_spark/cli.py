@@ -87,11 +87,10 @@ def query(
     ] = None,
 ) -> None:
     """Ask an exported model; needs TensorFlow only. Without rows: the columns that it takes."""
-    import os
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from deeprec_spark import query as queries
+    from deeprec_spark.quiet import import_tensorflow
 
+    import_tensorflow()
     texts = [*(row or []), *(file.read_text(encoding="utf-8").splitlines() if file else [])]
     try:
         if not texts:
@@ -108,9 +107,9 @@ def query(
 @app.command()
 def jars() -> None:
     """Print the BigDL jars, comma-separated: spark-submit --jars $(deeprec-spark jars)."""
-    from deeprec_spark.session import bigdl_jars
+    from deeprec_spark.session import find_jars
 
-    typer.echo(",".join(str(jar) for jar in bigdl_jars()))
+    typer.echo(",".join(str(jar) for jar in find_jars()))
 
 
 @app.command()

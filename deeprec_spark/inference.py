@@ -25,7 +25,9 @@ from deeprec_spark.data import BatchReader, ParquetDataset, ReaderOptions, RowRa
 from deeprec_spark.data.columns import decode
 from deeprec_spark.data.reader import slice_batch
 from deeprec_spark.export.outputs import prediction_names
+from deeprec_spark.features.arrow import prepare_column
 from deeprec_spark.features.spec import FeatureSpec
+from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.training.options import TrainerOptions
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RAW = "__deeprec_raw_"
+_FEATURE = "__deeprec_feature_"
 # A task of `evaluate` should be worth the start of a Python worker with TensorFlow.
 _EVALUATE_ROWS = 16_384
 
@@ -104,7 +106,7 @@ def predict(
     """
     from pyspark.sql.types import StructField, StructType
 
-    from deeprec_spark.features.prepare import prepare_dataframe, quoted
+    from deeprec_spark.features.prepare import quoted, raw_columns
 
     _check_batch_size(batch_size)
     job = _Job.of(model, batch_size)
@@ -116,18 +118,17 @@ def predict(
     if len(set(names)) != len(names):
         raise ValueError(f"Column names must be unique. Received: columns {names}")
     schema = StructType([*frame.schema.fields, *(StructField(name, kind) for name, kind in outputs)])
-    kept = names
-    if not prepared:
-        # The raw columns ride along under other names, since the prepared ones take theirs.
-        kept = [f"{_RAW}{index}" for index in range(len(names))]
-        raw = [quoted(name).alias(alias) for name, alias in zip(names, kept, strict=True)]
-        both = frame.select(*(quoted(name) for name in names), *raw)
-        frame = prepare_dataframe(both, job.spec, labels=False, keep=kept, check=False)
-    else:
+    # The features ride along a second time: cast to the types that they are prepared from, the user's stay.
+    if prepared:
         missing = [name for name in job.spec.feature_names if name not in names]
         if missing:
             raise ValueError(f"The data has no column {missing}. Received: columns {names}")
-    return frame.mapInArrow(_PredictTask(job, kept, names), schema)
+        features = [quoted(name) for name in job.spec.feature_names]
+    else:
+        features = raw_columns(frame, job.spec)
+    features = [column.alias(f"{_FEATURE}{index}") for index, column in enumerate(features)]
+    both = frame.select(*(quoted(name) for name in names), *features)
+    return both.mapInArrow(_PredictTask(job, names, prepared), schema)
 
 
 def evaluate(
@@ -221,19 +222,19 @@ class _Job:
 
 
 class _PredictTask:
-    """The executor's side of `predict`: prepared and kept columns in, kept columns and predictions out."""
+    """The executor's side of `predict`: the user's columns and the features in, the former and predictions out."""
 
-    def __init__(self, job: _Job, kept: Sequence[str], names: Sequence[str]) -> None:
+    def __init__(self, job: _Job, names: Sequence[str], prepared: bool) -> None:
         self._job = job
-        self._kept = list(kept)
         self._names = list(names)
+        self._prepared = prepared
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if not batch.num_rows:
                 continue
             predictions = self._predict(batch)
-            columns = [batch.column(name) for name in self._kept]
+            columns = batch.columns[: len(self._names)]
             yield pa.RecordBatch.from_arrays(
                 [*columns, *predictions.values()], names=[*self._names, *predictions]
             )
@@ -241,7 +242,12 @@ class _PredictTask:
     def _predict(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         job = self._job
         trainer = _cached_trainer(job)
-        rows = decode(pa.Table.from_batches([batch.select(job.spec.feature_names)]), job.spec, labels=False)
+        columns = batch.columns[len(self._names) :]
+        if not self._prepared:
+            columns = [
+                prepare_column(raw, feature) for raw, feature in zip(columns, job.spec.features, strict=True)
+            ]
+        rows = decode(pa.table(columns, names=job.spec.feature_names), job.spec, labels=False)
         parts = [
             trainer.predict_step(slice_batch(rows, start, min(start + job.batch_size, rows.size)))
             for start in range(0, rows.size, job.batch_size)
@@ -318,6 +324,7 @@ def _make_trainer(job: _Job, manifest: checkpoint.Manifest, store: Any) -> Train
 
 def _configure_tensorflow() -> None:
     """As many threads as Spark gives the task; a worker that has run TensorFlow already keeps what it has."""
+    import_tensorflow()
     import tensorflow as tf
 
     threads = int(os.environ.get("OMP_NUM_THREADS") or 1)

@@ -8,11 +8,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark.config import ConfigError, JobConfig, load_config
+from deeprec_spark.quiet import import_tensorflow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +49,7 @@ def main(job: Job, description: str, argv: Sequence[str] | None = None) -> int:
 def run(job: Job, conf: str, overrides: Sequence[str] = (), result_file: str | None = None) -> int:
     """Read the configuration, run the job on a session, report its result; returns the exit code."""
     setup_logging()
+    import_tensorflow()
     try:
         config = load_config(conf, overrides)
     except ConfigError as error:
@@ -85,7 +88,6 @@ def report(result: Mapping[str, Any], result_file: str | None = None) -> None:
 
 def setup_logging() -> None:
     """Log lines on standard error, once, quiet about other people's packages; DEEPREC_LOG sets the level."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     level = os.environ.get("DEEPREC_LOG", "INFO").upper()
     logging.basicConfig(
         stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
@@ -93,24 +95,29 @@ def setup_logging() -> None:
     logging.getLogger("deeprec_spark").setLevel(level)
 
 
-class job_session:  # noqa: N801 - reads as a function
-    """The session a job runs on: the one of spark-submit or of a notebook, else one of its own, stopped at the end."""
+@contextmanager
+def job_session(config: JobConfig) -> Iterator[SparkSession]:
+    """The session of spark-submit or of a notebook, else one of its own, which is stopped at the end."""
+    from pyspark.sql import SparkSession
 
-    def __init__(self, config: JobConfig) -> None:
-        self._config = config
-        self._owned: SparkSession | None = None
+    from deeprec_spark.session import init_session
 
-    def __enter__(self) -> SparkSession:
-        from pyspark.sql import SparkSession
+    if SparkSession.getActiveSession() is not None:
+        yield init_session(config.cluster.conf)
+        return
+    spark = init_session({**_unless_submitted(config.cluster.conf), "spark.app.name": config.name})
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
-        from deeprec_spark.session import init_session
 
-        running = SparkSession.getActiveSession()
-        spark = init_session({"spark.app.name": self._config.name, **self._config.cluster.conf})
-        if running is None:
-            self._owned = spark
-        return spark
+def _unless_submitted(conf: Mapping[str, str]) -> dict[str, str]:
+    """The properties that spark-submit was not given: its command line wins over the file."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return dict(conf)
+    from pyspark import SparkConf, SparkContext
 
-    def __exit__(self, *exc_info: object) -> None:
-        if self._owned is not None:
-            self._owned.stop()
+    SparkContext._ensure_initialized()  # connects to spark-submit's JVM, whose properties SparkConf then reads
+    submitted = SparkConf()
+    return {key: value for key, value in conf.items() if not submitted.contains(key)}

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from deeprec_spark.config import ConfigError, JobConfig, parse_config
 from deeprec_spark.platform import resources
+from deeprec_spark.quiet import import_tensorflow
 
 logger = logging.getLogger(__name__)
 
@@ -91,11 +92,18 @@ def demo_config(options: DemoOptions) -> JobConfig:
         if options.cluster
         else {"num_ps": 0, "workers": 1}
     )
-    values["cluster"] = {
-        **nodes,
-        "conf": {} if options.cluster else {"spark.master": "local[*]", "spark.ui.enabled": "false"},
-    }
+    values["cluster"] = {**nodes, "conf": {} if options.cluster else local_conf()}
     return parse_config(values, source=f"conf/{kind}.yaml")
+
+
+def local_conf() -> dict[str, str]:
+    """Spark properties of the embedded demo: all cores, nothing on the terminal but warnings."""
+    return {
+        "spark.master": "local[*]",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={resources.log4j2_path().as_uri()}",
+    }
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -103,6 +111,7 @@ def run_demo(options: DemoOptions) -> int:
     from deeprec_spark.jobs import common
 
     common.setup_logging()
+    import_tensorflow()
     started = time.monotonic()
     try:
         config = demo_config(options)
@@ -214,7 +223,7 @@ def _on_cluster(options: DemoOptions, config: JobConfig) -> Iterator[Runner]:
     """Each job by spark-submit, on a standalone cluster that lives as long as the context."""
     from deeprec_spark import jobs
     from deeprec_spark.platform.standalone import StandaloneCluster, spark_home
-    from deeprec_spark.session import bigdl_jars
+    from deeprec_spark.session import find_jars
 
     work = options.out.absolute() / "cluster"
     work.mkdir(parents=True, exist_ok=True)
@@ -235,7 +244,7 @@ def _on_cluster(options: DemoOptions, config: JobConfig) -> Iterator[Runner]:
                 str(spark_home() / "bin" / "spark-submit"),
                 *cluster.submit_arguments(),
                 *("--driver-java-options", f"-Dlog4j2.configurationFile={resources.log4j2_path().as_uri()}"),
-                *("--jars", ",".join(str(jar) for jar in bigdl_jars())),
+                *("--jars", ",".join(str(jar) for jar in find_jars())),
                 str(scripts / f"{SCRIPTS[step]}.py"),
                 *("--conf", str(job_file), "--result", str(result)),
             ]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from deeprec_spark.data import Batch, BatchReader, ReaderOptions, RowRange
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
+from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.runtime.context import WorkerContext
 from deeprec_spark.runtime.worker_client import LeasedItem, PhaseTask, WorkerClient
 from deeprec_spark.training.options import TrainerOptions
@@ -57,6 +58,7 @@ class WorkerJob:
 
 def main(context: WorkerContext) -> None:
     """Run one worker until the driver has no more phases."""
+    import_tensorflow()
     import keras
     import tensorflow as tf
 
