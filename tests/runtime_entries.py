@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 
@@ -51,14 +52,14 @@ def count_items(context: WorkerContext) -> None:
             client.finish({"payload": json.dumps(dict(task.payload))}, blob=task.blob)
 
 
-def hang(context: WorkerContext) -> None:
-    """Tells its process id and never ends by itself."""
-    logger.info("pid=%d", os.getpid())
+def stay(context: WorkerContext) -> None:
+    """Tells its process id in each phase; `hang` never ends by itself, in a child's company."""
     while (task := context.client.next_phase()) is not None:
-        if task.kind == "pid":
-            context.client.finish({"pid": os.getpid(), "parent": os.getppid()})
-        else:
+        if task.kind == "hang":
+            child = subprocess.Popen(["sleep", "600"])
+            context.client.progress({"pid": os.getpid(), "child": child.pid})
             threading.Event().wait()
+        context.client.finish({"pid": os.getpid()})
 
 
 def fail_at_once(context: WorkerContext) -> None:

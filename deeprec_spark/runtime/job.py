@@ -26,6 +26,7 @@ class NodeSettings:
         worker_entry: `package.module:function` that a worker runs.
         servers_timeout: seconds that a worker waits for all servers.
         sync_timeout: seconds that ranks wait for each other in a synchronous step.
+        stop_grace: seconds that a worker deep in a step has to end after the job; then it is killed.
         environment: variables added to the node's.
     """
 
@@ -38,6 +39,7 @@ class NodeSettings:
     tls: TlsOptions | None = None
     servers_timeout: float = 300.0
     sync_timeout: float = DEFAULT_SYNC_TIMEOUT
+    stop_grace: float = 20.0
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -18,11 +18,12 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(stream: IO[bytes]) -> None:
     """Kill this process and its group as soon as `stream` (a pipe from the parent) ends.
 
-    On Linux the kernel also kills it when the parent's thread that started it ends, which works while this process
-    is stopped or its interpreter is held up by native code. Call it when everything was read from `stream`.
+    On Linux the kernel also sends SIGCONT when the parent ends, so that a stopped process wakes up to see it. (SIGKILL
+    from the kernel would be surer still, but would leave this process's own children behind.) Call it when everything
+    was read from `stream`.
     """
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     threading.Thread(target=_watch, args=(stream,), name="lifeline", daemon=True).start()
 
 

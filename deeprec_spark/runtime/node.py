@@ -25,9 +25,6 @@ from deeprec_spark.runtime.worker_client import Heartbeat, WorkerClient
 
 logger = logging.getLogger("deeprec_spark.runtime.node")
 
-# After the job has ended a worker may be deep in a step; it gets this long to return to its client.
-STOP_GRACE_SECONDS = 20.0
-
 
 class NodeProcess:
     """One node: connects to the coordinator and plays its role until the job ends."""
@@ -81,7 +78,6 @@ class NodeProcess:
             self._wait_for_end()
             service.stop()
             server.stop()
-            self._done.set()
         store.close()
 
     def _wait_for_end(self) -> None:
@@ -111,7 +107,6 @@ class NodeProcess:
                 entry(context)
             finally:
                 store.close()
-                self._done.set()
 
     def _make_store(self) -> EmbeddingStore:
         settings = self._job.settings
@@ -144,8 +139,9 @@ class NodeProcess:
         """In the heartbeat's thread: the job is over, or over for this copy."""
         logger.info("Ending: %s", reason)
         self._stopped.set()
-        if not self._done.wait(STOP_GRACE_SECONDS):
-            logger.warning("Still at work %.0f s after the end of the job: killed", STOP_GRACE_SECONDS)
+        grace = self._job.settings.stop_grace
+        if not self._done.wait(grace):
+            logger.warning("Still at work %.0f s after the end of the job: killed", grace)
             kill_own_group()
 
     def _report(self, error: Exception) -> int:

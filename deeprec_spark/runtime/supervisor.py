@@ -175,10 +175,9 @@ def _report_exit(client: NodeClient, code: int) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the node and all that it started; it leads its own group."""
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            logger.debug("The node ended by itself")
-        process.wait(30.0)
+    """End the node, if it still runs, and all that it started: it led a process group of its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        logger.debug("Nothing is left of the node's process group")
+    process.wait(30.0)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from deeprec_spark.runtime.errors import ConnectionLostError, RemoteError, StaleNodeError
+from deeprec_spark.runtime.errors import ConnectionLostError, JobEndedError, RemoteError, StaleNodeError
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,15 @@ _CHANNEL_OPTIONS = [
 # Errors that cross the wire as themselves; anything else arrives as RemoteError.
 _ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (ValueError, KeyError, TypeError, TimeoutError, FileNotFoundError, StaleNodeError)
+    for kind in (
+        ValueError,
+        KeyError,
+        TypeError,
+        TimeoutError,
+        FileNotFoundError,
+        StaleNodeError,
+        JobEndedError,
+    )
 }
 
 
@@ -219,7 +227,7 @@ class Connection:
             ConnectionLostError: nobody answers at the address.
             PermissionError: the token is not the server's.
             TimeoutError: no answer in time.
-            ValueError, KeyError, TypeError, FileNotFoundError, StaleNodeError: raised by the handler.
+            ValueError, KeyError, TypeError, FileNotFoundError, StaleNodeError, JobEndedError: raised by the handler.
             RemoteError: the handler raised something else.
         """
         limit = self._timeout if timeout is None else timeout
