@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FEATURE = "__deeprec_feature_"
 # A task of `evaluate` should be worth the start of a Python worker with TensorFlow.
 _EVALUATE_ROWS = 16_384
 
@@ -126,8 +125,9 @@ def predict(
         features = [quoted(name) for name in job.spec.feature_names]
     else:
         features = raw_columns(frame, job.spec)
-    features = [column.alias(f"{_FEATURE}{index}") for index, column in enumerate(features)]
-    both = frame.select(*(quoted(name) for name in names), *features)
+    # Numbered, because mapInArrow takes no column whose name has a dot.
+    numbered = [column.alias(str(index)) for index, column in enumerate([*map(quoted, names), *features])]
+    both = frame.select(*numbered)
     return both.mapInArrow(_PredictTask(job, names, prepared), schema)
 
 

@@ -128,8 +128,7 @@ def prepare_dataframe(
     _check_columns(
         df, [*spec.feature_names, *(label.name for label in chosen_labels), *keep, *([drop] if drop else [])]
     )
-    for feature in spec.features:
-        _check_type(feature, df.schema[feature.name].dataType)
+    features = raw_columns(df, spec)
     if check:
         counted = _count(df.where(~F.col(drop)) if drop else df, spec.features, chosen_labels)
         if report is not None:
@@ -139,7 +138,7 @@ def prepare_dataframe(
     # The rest is done on Arrow batches, by the code that serving runs. (As Spark expressions, 40 columns of nested
     # conditions also keep Spark's optimizer busy for a minute.)
     raw = df.select(
-        *[quoted(feature.name).cast(_raw_type(feature)).alias(feature.name) for feature in spec.features],
+        *features,
         *[quoted(label.name).cast("double").alias(label.name) for label in chosen_labels],
         *[quoted(name) for name in keep],
         *([F.col(drop)] if drop else []),
@@ -154,6 +153,14 @@ def prepare_dataframe(
     return raw.mapInArrow(
         partial(prepare_batches, spec=spec, labels=labels, keep=tuple(keep), drop=drop), schema
     )
+
+
+def raw_columns(df: DataFrame, spec: FeatureSpec) -> list[Column]:
+    """The features' columns as `arrow.prepare_column` takes them: checked, and cast to their raw types."""
+    _check_columns(df, spec.feature_names)
+    for feature in spec.features:
+        _check_type(feature, df.schema[feature.name].dataType)
+    return [quoted(feature.name).cast(_raw_type(feature)).alias(feature.name) for feature in spec.features]
 
 
 def quoted(name: str) -> Column:
