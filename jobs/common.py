@@ -100,12 +100,14 @@ def job_session(config: JobConfig) -> Iterator[SparkSession]:
     """The session of spark-submit or of a notebook, else one of its own, which is stopped at the end."""
     from pyspark.sql import SparkSession
 
-    from deeprec_spark.session import init_session
+    from deeprec_spark.session import SessionOptions, init_session
 
+    # The pipelines are plain Spark: no job needs BigDL, whose context takes seconds to attach.
     if SparkSession.getActiveSession() is not None:
-        yield init_session(config.cluster.conf)
+        yield init_session(SessionOptions(conf=config.cluster.conf, bigdl=False))
         return
-    spark = init_session({**_unless_submitted(config.cluster.conf), "spark.app.name": config.name})
+    conf = {**_unless_submitted(config.cluster.conf), "spark.app.name": config.name}
+    spark = init_session(SessionOptions(conf=conf, bigdl=False))
     try:
         yield spark
     finally:

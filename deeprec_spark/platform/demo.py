@@ -223,7 +223,6 @@ def _on_cluster(options: DemoOptions, config: JobConfig) -> Iterator[Runner]:
     """Each job by spark-submit, on a standalone cluster that lives as long as the context."""
     from deeprec_spark import jobs
     from deeprec_spark.platform.standalone import StandaloneCluster, spark_home
-    from deeprec_spark.session import find_jars
 
     work = options.out.absolute() / "cluster"
     work.mkdir(parents=True, exist_ok=True)
@@ -244,7 +243,6 @@ def _on_cluster(options: DemoOptions, config: JobConfig) -> Iterator[Runner]:
                 str(spark_home() / "bin" / "spark-submit"),
                 *cluster.submit_arguments(),
                 *("--driver-java-options", f"-Dlog4j2.configurationFile={resources.log4j2_path().as_uri()}"),
-                *("--jars", ",".join(str(jar) for jar in find_jars())),
                 str(scripts / f"{SCRIPTS[step]}.py"),
                 *("--conf", str(job_file), "--result", str(result)),
             ]
