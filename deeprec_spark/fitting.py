@@ -149,6 +149,7 @@ class FitLoop:
     def _save(self, model_dir: str, keep: int) -> str:
         step = self._pull_dense()
         directory = checkpoint.directory_of(model_dir, step)
+        checkpoint.begin(directory)
         [result] = self._cluster.run(Phase("save", {"directory": directory}, ranks=[self._chief]))
         files = [CheckpointFile(**file) for file in result.data["files"]]
         manifest = checkpoint.Manifest(

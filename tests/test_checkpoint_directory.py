@@ -73,6 +73,13 @@ def test_prune_keeps_the_newest_and_what_is_being_written(tmp_path: Path) -> Non
         checkpoint.prune(str(tmp_path), 0)
 
 
+def test_a_second_save_of_a_step_starts_from_nothing(tmp_path: Path) -> None:
+    written = checkpoints.write(tmp_path, num_shards=2)
+    checkpoint.begin(written.directory)
+    assert checkpoint.latest(str(tmp_path)) is None
+    assert list(Path(written.directory).iterdir()) == []
+
+
 def test_copies_are_checkpoints(tmp_path: Path) -> None:
     written = checkpoints.write(tmp_path / "model")
     target = tmp_path / "copy"

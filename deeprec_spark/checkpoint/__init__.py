@@ -1,6 +1,7 @@
 """Checkpoints: the manifest that commits one, and read-only stores over them."""
 
 from deeprec_spark.checkpoint.directory import (
+    begin,
     check_files,
     commit,
     copy,
@@ -37,6 +38,7 @@ __all__ = [
     "SnapshotStore",
     "TableRecord",
     "WeightRecord",
+    "begin",
     "check_files",
     "commit",
     "copy",

@@ -33,6 +33,17 @@ def directory_of(model_dir: str, step: int) -> str:
     return f"{model_dir.rstrip('/')}/checkpoints/{step:012d}"
 
 
+def begin(directory: str) -> None:
+    """Make an empty directory to save into; what is there, a checkpoint or a save cut short, is deleted.
+
+    Files of an earlier save, perhaps by another number of servers, must not mix with those of this one.
+    """
+    filesystem, path = resolve(directory)
+    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+        _delete(filesystem, path)
+    filesystem.create_dir(path, recursive=True)
+
+
 def commit(directory: str, manifest: Manifest) -> None:
     """Write the manifest: until then the directory is no checkpoint.
 
@@ -174,8 +185,6 @@ def check_files(directory: str, files: Iterable[FileRecord], *, checksums: bool 
 def prune(model_dir: str, keep_max: int) -> list[int]:
     """Delete the oldest checkpoints beyond the newest `keep_max`, and what was never committed below the newest.
 
-    The manifest goes first, so that a deletion cut short leaves no checkpoint that looks whole.
-
     Returns:
         The steps deleted.
     """
@@ -195,10 +204,7 @@ def prune(model_dir: str, keep_max: int) -> list[int]:
     # What is newer than the newest commit may be a save in progress.
     doomed = sorted(step for step in present if step not in keep and step < committed[-1])
     for step in doomed:
-        directory = f"{root}/{step:012d}"
-        if step in committed:
-            filesystem.delete_file(f"{directory}/{MANIFEST}")
-        filesystem.delete_dir(directory)
+        _delete(filesystem, f"{root}/{step:012d}")
         logger.info("Deleted checkpoint %012d of %s", step, model_dir)
     return doomed
 
@@ -219,8 +225,7 @@ def copy(source: str, target: str, *, overwrite: bool = False) -> str:
         if not overwrite or not committed:
             reason = "set overwrite" if committed else "it is no checkpoint, and is left alone"
             raise FileExistsError(f"The target of the copy exists: {reason}. Received: {target!r}")
-        filesystem.delete_file(f"{path}/{MANIFEST}")
-        filesystem.delete_dir(path)
+        _delete(filesystem, path)
     for file in manifest.files:
         place = f"{path}/{file.path}"
         filesystem.create_dir(place.rpartition("/")[0], recursive=True)
@@ -229,3 +234,10 @@ def copy(source: str, target: str, *, overwrite: bool = False) -> str:
         )
     commit(target, manifest)
     return target
+
+
+def _delete(filesystem: fs.FileSystem, path: str) -> None:
+    """Delete a checkpoint, its manifest first: a deletion cut short leaves none that looks whole."""
+    if filesystem.get_file_info(f"{path}/{MANIFEST}").type == fs.FileType.File:
+        filesystem.delete_file(f"{path}/{MANIFEST}")
+    filesystem.delete_dir(path)

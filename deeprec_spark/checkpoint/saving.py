@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from deeprec_spark.checkpoint.directory import commit, directory_of, prune
+from deeprec_spark.checkpoint.directory import begin, commit, directory_of, prune
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest, ModelRecord, TableRecord
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import EmbeddingStore, TableSpec
@@ -47,6 +47,7 @@ def save_checkpoint(
         '/models/ctr/checkpoints/000000002500'
     """
     directory = directory_of(model_dir, step)
+    begin(directory)
     files = store.save(directory)
     manifest = Manifest(
         step=step,

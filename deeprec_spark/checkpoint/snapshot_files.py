@@ -1,9 +1,11 @@
 """The sorted, memory-mappable form of a checkpoint that SnapshotStore reads, built once on a host.
 
-<cache>/<manifest fingerprint>/<table>.keys.npy     int64 [rows], ascending
-                              /<table>.values.npy   float32 [rows, dim]
-                              /dense.npy, state.npy
-<cache>/<manifest fingerprint>.lock
+<cache>/<manifest fingerprint>-<boot>/<table>.keys.npy     int64 [rows], ascending
+                                     /<table>.values.npy   float32 [rows, dim]
+                                     /dense.npy, state.npy
+<cache>/<manifest fingerprint>-<boot>.lock
+
+Files are not flushed to the disk, so they hold for one boot of the host: another boot sorts anew.
 """
 
 from __future__ import annotations
@@ -53,8 +55,13 @@ def prepared(path: str, manifest: Manifest, cache: Path, lock_timeout: float) ->
         TimeoutError: Another process works on it for longer than `lock_timeout` seconds.
     """
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder = cache / manifest.fingerprint
-    with file_lock(cache / f"{manifest.fingerprint}.lock", lock_timeout):
+    if cache.stat().st_uid != os.getuid():
+        raise PermissionError(
+            "The cache folder belongs to another user, who could change what predictions read: set "
+            f"DEEPREC_SPARK_CACHE or cache_dir. Received: {str(cache)!r}"
+        )
+    folder = cache / f"{manifest.fingerprint}-{_boot()}"
+    with file_lock(cache / f"{folder.name}.lock", lock_timeout):
         if folder.is_dir():
             os.utime(folder)
         else:
@@ -157,7 +164,16 @@ def _create(path: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
         empty = np.empty(shape, np.float32)
         np.save(path, empty)
         return empty
-    return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    array: npt.NDArray[np.float32] = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    # A full disk is an OSError here; met while writing to the map, it would kill the process by SIGBUS.
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
+def _boot() -> str:
+    identity = Path("/proc/sys/kernel/random/boot_id")
+    return identity.read_text().strip().replace("-", "")[:12] if identity.exists() else "0"
 
 
 def _open(path: Path) -> npt.NDArray[Any]:
