@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deeprec_spark import checkpoint, inference, orca
 from deeprec_spark.checkpoint.manifest import ModelRecord
-from deeprec_spark.cluster import ClusterOptions, Mode, TrainingCluster
+from deeprec_spark.cluster import ClusterOptions, TrainingCluster
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import PullRequest
 from deeprec_spark.export.saved_model import export_saved_model
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
 from deeprec_spark.layers import tables
+from deeprec_spark.runtime.options import Mode
 from deeprec_spark.session import current_session
 from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe, find_spec
 from deeprec_spark.training.driver_model import DriverModel, LabelKind, label_kind
@@ -267,7 +268,8 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         """
         directory = self._trained()
         spec = self.options.feature_spec or checkpoint.load(directory, verify=False).feature_spec
-        prepared = isinstance(data, str) and find_spec(data) is not None
+        # Data beside a spec are prepared; a DataFrame tells by its columns.
+        prepared = True if isinstance(data, str) and find_spec(data) is not None else None
         frame = self._dataframe(data, DataColumns(feature_cols))
         model = self._inference_model(directory, spec)
         return inference.predict(frame, model, batch_size=batch_size, prepared=prepared)

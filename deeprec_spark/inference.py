@@ -85,7 +85,7 @@ class EvaluationData(Protocol):
 
 
 def predict(
-    frame: DataFrame, model: InferenceModel, *, batch_size: int = 1024, prepared: bool = False
+    frame: DataFrame, model: InferenceModel, *, batch_size: int = 1024, prepared: bool | None = None
 ) -> DataFrame:
     """All columns of a DataFrame and the model's predictions, lazily.
 
@@ -97,7 +97,8 @@ def predict(
         frame: Raw columns as the FeatureSpec names them; others pass through.
         model: See InferenceModel.
         batch_size: At most so many rows are predicted at once.
-        prepared: The columns are prepared already (ids hashed, numbers transformed), as training reads them.
+        prepared: Whether the columns are prepared already (ids hashed, numbers transformed), as training reads them;
+            None: see by the mark that `prepare_dataframe` leaves.
 
     Raises:
         CheckpointNotFoundError, CheckpointMismatchError: No checkpoint, or another model's.
@@ -105,10 +106,12 @@ def predict(
     """
     from pyspark.sql.types import StructField, StructType
 
-    from deeprec_spark.features.prepare import quoted, raw_columns
+    from deeprec_spark.features.prepare import is_prepared, quoted, raw_columns
 
     _check_batch_size(batch_size)
     job = _Job.of(model, batch_size)
+    if prepared is None:
+        prepared = is_prepared(frame, job.spec)
     outputs = job.outputs()
     names = frame.columns
     taken = [name for name, _ in outputs if name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -193,7 +193,9 @@ def as_dataframe(spark: SparkSession, data: Any, columns: DataColumns) -> DataFr
         wrapped: DataFrame = data.df
         return wrapped
     if orca.is_xshards(data):
-        return orca.xshards_to_dataframe(spark, data, columns.feature_cols, columns.label_cols)
+        return orca.xshards_to_dataframe(
+            spark, data, columns.feature_cols or (), columns.label_cols or ()
+        )
     return None
 
 
@@ -216,8 +218,8 @@ def _creator_task(
     max_batches: int | None,
     num_shards: int,
     location: str,
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for shard in batch.column(0).to_pylist():
                 spec, rows, weighted = write_shard(

@@ -41,7 +41,18 @@ logger = logging.getLogger(__name__)
 INTEGER_TYPES = (ByteType, ShortType, IntegerType, LongType)
 _LABEL_MEANINGS = {"binary": "in [0, 1]", "regression": "finite", "multiclass": "a class number from 0"}
 
-__all__ = ["DEFAULT_ID", "DataError", "EmptyDataError", "LabelError", "PrepareReport", "prepare_dataframe"]
+PREPARED_MARK = "deeprec_spark.prepared"
+"""Key in the metadata of a column that `prepare_dataframe` made."""
+
+__all__ = [
+    "DEFAULT_ID",
+    "DataError",
+    "EmptyDataError",
+    "LabelError",
+    "PrepareReport",
+    "is_prepared",
+    "prepare_dataframe",
+]
 
 
 class EmptyDataError(DataError):
@@ -101,8 +112,11 @@ def prepare_dataframe(
     infinity in a dense column take the default too. Null elements of a list are left out, a null list is
     empty, and a sequence keeps its last `max_length` ids.
 
+    What has been prepared is not prepared again: hashes would be hashed and logarithms taken twice. Prepared
+    columns bear a mark in their metadata, which Spark keeps through Parquet (see `is_prepared`).
+
     Args:
-        df: raw columns; their types must fit the spec's kinds and raw types.
+        df: raw columns; their types must fit the spec's kinds and raw types. Or prepared ones.
         spec: the features and labels.
         labels: prepare the label columns too.
         keep: further columns that pass through unchanged, behind the prepared ones.
@@ -128,13 +142,18 @@ def prepare_dataframe(
     _check_columns(
         df, [*spec.feature_names, *(label.name for label in chosen_labels), *keep, *([drop] if drop else [])]
     )
-    features = raw_columns(df, spec)
+    prepared = is_prepared(df, spec)
+    features = [quoted(name) for name in spec.feature_names] if prepared else raw_columns(df, spec)
     if check:
         counted = _count(df.where(~F.col(drop)) if drop else df, spec.features, chosen_labels)
         if report is not None:
             counted.malformed = report.malformed
             report.__dict__.update(counted.__dict__)
         counted.log()
+    if prepared:
+        kept_rows = df.where(~F.col(drop)) if drop else df
+        labelled = [quoted(label.name).cast(_label_type(label)).alias(label.name) for label in chosen_labels]
+        return kept_rows.select(*features, *labelled, *[quoted(name) for name in keep])
     # The rest is done on Arrow batches, by the code that serving runs. (As Spark expressions, 40 columns of nested
     # conditions also keep Spark's optimizer busy for a minute.)
     raw = df.select(
@@ -145,7 +164,10 @@ def prepare_dataframe(
     )
     schema = StructType(
         [
-            *[StructField(feature.name, _prepared_type(feature), False) for feature in spec.features],
+            *[
+                StructField(feature.name, _prepared_type(feature), False, {PREPARED_MARK: True})
+                for feature in spec.features
+            ],
             *[StructField(label.name, _label_type(label)) for label in chosen_labels],
             *[df.schema[name] for name in keep],
         ]
@@ -153,6 +175,26 @@ def prepare_dataframe(
     return raw.mapInArrow(
         partial(prepare_batches, spec=spec, labels=labels, keep=tuple(keep), drop=drop), schema
     )
+
+
+def is_prepared(df: DataFrame, spec: FeatureSpec) -> bool:
+    """Whether `prepare_dataframe` has made the features of this DataFrame, perhaps by way of Parquet.
+
+    Raises:
+        DataError: it has made some of them, so that neither all nor none can be prepared.
+    """
+    marked = [
+        name
+        for name in spec.feature_names
+        if name in df.columns and df.schema[name].metadata.get(PREPARED_MARK, False)
+    ]
+    if marked and len(marked) < len(spec.features):
+        raw = [name for name in spec.feature_names if name not in marked]
+        raise DataError(
+            f"Some features are prepared already and some are not: give all of them raw, or all prepared. "
+            f"Received: prepared {marked}, raw {raw}"
+        )
+    return bool(marked)
 
 
 def raw_columns(df: DataFrame, spec: FeatureSpec) -> list[Column]:

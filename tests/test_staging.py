@@ -1,0 +1,155 @@
+"""Staging: every kind of data as prepared Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from deeprec_spark.features.prepare import DataError, is_prepared, prepare_dataframe
+from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
+from deeprec_spark.staging import DataColumns, StagedData, Staging, find_spec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = DataColumns(["city", "price"], ["y"])
+SPEC = FeatureSpec(
+    features=(
+        Feature(name="city", kind=FeatureKind.CATEGORICAL, raw_type="string"),
+        Feature(name="price", kind=FeatureKind.DENSE, raw_type="float32", transform="log1p"),
+    ),
+    labels=(Label(name="y"),),
+)
+
+
+@pytest.fixture(scope="module")
+def frame(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(
+        [("Oslo", 1.0, 0, 2.0), ("Rom", 3.0, 1, 1.0), (None, None, 1, 0.5)],
+        "city string, price double, y int, w double",
+    )
+
+
+def read(staged: StagedData) -> pd.DataFrame:
+    return pq.read_table(staged.location).to_pandas().sort_values("price").reset_index(drop=True)
+
+
+def test_dataframe_is_prepared_and_removed_afterwards(
+    spark: SparkSession, frame: DataFrame, tmp_path: Path
+) -> None:
+    columns = DataColumns(["city", "price"], ["y"], "w")
+    with Staging(spark, str(tmp_path), label_kind="binary") as staging:
+        staged = staging.stage(frame, columns)
+        assert staged.dataset.num_rows == 3
+        assert staged.sample_weight == "w"
+        assert [label.kind for label in staged.spec.labels] == ["binary"]
+        table = read(staged)
+        assert list(table.columns) == ["city", "price", "y", "w"]
+        assert table["price"].tolist() == [0.0, 1.0, 3.0]
+        assert table["w"].tolist() == [0.5, 2.0, 1.0]
+        assert table["city"].dtype == np.int64
+        assert table["city"].nunique() == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prepared_columns_are_not_prepared_again(
+    spark: SparkSession, frame: DataFrame, tmp_path: Path
+) -> None:
+    """By way of Parquet too: no hash of a hash, no logarithm of a logarithm."""
+    once = prepare_dataframe(frame, SPEC)
+    assert is_prepared(once, SPEC)
+    assert not is_prepared(frame, SPEC)
+    path = str(tmp_path / "once")
+    once.write.parquet(path)
+    expected = spark.read.parquet(path).orderBy("price").collect()
+    assert [round(row["price"], 5) for row in expected] == [0.0, 0.69315, 1.38629]
+    with Staging(spark, str(tmp_path / "staging")) as staging:
+        staged = staging.stage(spark.read.parquet(path), COLUMNS, spec=SPEC)
+        again = read(staged)
+    assert again["city"].tolist() == [row["city"] for row in expected]
+    assert again["price"].tolist() == [row["price"] for row in expected]
+    mixed = spark.read.parquet(path).withColumnRenamed("price", "p").selectExpr("city", "p as price", "y")
+    half = mixed.withColumn("price", mixed["price"] + 0)
+    with pytest.raises(DataError, match=r"prepared \['city'\], raw \['price'\]"):
+        prepare_dataframe(half, SPEC)
+
+
+def test_a_path_beside_a_spec_is_read_in_place(spark: SparkSession, frame: DataFrame, tmp_path: Path) -> None:
+    prepare_dataframe(frame, SPEC).write.parquet(str(tmp_path / "train"))
+    SPEC.save(tmp_path / "feature_spec.json")
+    assert find_spec(str(tmp_path / "train")) == SPEC
+    with Staging(spark, str(tmp_path / "staging")) as staging:
+        staged = staging.stage(str(tmp_path / "train"), DataColumns())
+        assert staged.location == str(tmp_path / "train")
+        assert staged.spec == SPEC
+    assert (tmp_path / "train").is_dir()
+    assert not (tmp_path / "staging").exists()
+
+
+def test_a_path_without_a_spec_is_prepared(spark: SparkSession, frame: DataFrame, tmp_path: Path) -> None:
+    frame.write.parquet(str(tmp_path / "raw"))
+    with Staging(spark, str(tmp_path / "staging")) as staging:
+        staged = staging.stage(str(tmp_path / "raw"), COLUMNS)
+        assert read(staged)["price"].tolist() == [0.0, 1.0, 3.0]
+
+
+def test_feature_table_is_its_dataframe(spark: SparkSession, frame: DataFrame, tmp_path: Path) -> None:
+    from deeprec_spark.features.table import FeatureTable
+
+    with Staging(spark, str(tmp_path)) as staging:
+        staged = staging.stage(FeatureTable(frame), COLUMNS)
+        assert read(staged)["y"].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_xshards_of_dicts(spark: SparkSession, tmp_path: Path) -> None:
+    from deeprec_spark import orca
+
+    if not orca.installed():
+        pytest.skip("BigDL is not installed")
+    orca.attach(spark)
+    shards = orca.import_bigdl("bigdl.orca.data.shard").SparkXShards(
+        spark.sparkContext.parallelize(
+            [{"x": {"id": np.arange(3) + 10 * part}, "y": np.arange(3.0)} for part in range(2)], 2
+        )
+    )
+    with Staging(spark, str(tmp_path)) as staging:
+        staged = staging.stage(shards, DataColumns(["id"], ["y"]))
+        table = pq.read_table(staged.location)
+        assert sorted(table["id"].to_pylist()) == [0, 1, 2, 10, 11, 12]
+        assert staged.spec.features[0].kind is FeatureKind.CATEGORICAL
+
+
+def test_data_creator_runs_on_every_shard(spark: SparkSession, tmp_path: Path) -> None:
+    def creator(config: dict[str, Any], batch_size: int) -> Iterator[Any]:
+        for start in range(0, config["rows"], batch_size):
+            yield {"id": np.arange(start, start + batch_size)}, np.zeros(batch_size)
+
+    with Staging(spark, str(tmp_path), num_shards=2) as staging:
+        staged = staging.stage(creator, DataColumns(), config={"rows": 40}, batch_size=10)
+        assert len(list(Path(staged.location).iterdir())) == 2
+        table = pq.read_table(staged.location)
+        assert sorted(table["id"].to_pylist()) == list(range(40))
+        with pytest.raises(ValueError, match="yielded no batch"):
+            staging.stage(creator, DataColumns(), config={"rows": 0}, batch_size=10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_of_another_kind_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with (
+        Staging(spark, str(tmp_path)) as staging,
+        pytest.raises(TypeError, match=r"data must be a DataFrame.*Received: int"),
+    ):
+        staging.stage(5, COLUMNS)
+
+
+def test_no_rows_name_the_data(spark: SparkSession, frame: DataFrame, tmp_path: Path) -> None:
+    prepare_dataframe(frame, SPEC).limit(0).write.parquet(str(tmp_path / "train"))
+    SPEC.save(tmp_path / "feature_spec.json")
+    with Staging(spark, str(tmp_path)) as staging, pytest.raises(ValueError, match=r"no rows.*train"):
+        staging.stage(str(tmp_path / "train"), DataColumns())
