@@ -18,7 +18,7 @@ MALFORMED = "__malformed__"  # the column that holds a malformed row's text, nul
 SPEC_FILE = "feature_spec.json"
 REPORT_FILE = "report.json"
 
-__all__ = ["MalformedDataError", "check_malformed", "write_splits"]
+__all__ = ["MalformedDataError", "check_malformed", "write_splits", "write_text"]
 
 
 class MalformedDataError(DataError):
@@ -61,9 +61,12 @@ def write_splits(
     test: Column = F.col(is_test)
     for name, condition in (("train", ~test), ("test", test)):
         prepared.where(condition).drop(is_test).write.mode("overwrite").parquet(f"{out}/{name}")
-    for path, text in (
-        (f"{folder}/{REPORT_FILE}", report.to_json()),
-        (spec_path, spec.model_dump_json(indent=2) + "\n"),
-    ):
-        with filesystem.open_output_stream(path) as stream:
-            stream.write(text.encode())
+    write_text(f"{out}/{REPORT_FILE}", report.to_json())
+    write_text(f"{out}/{SPEC_FILE}", spec.model_dump_json(indent=2) + "\n")
+
+
+def write_text(location: str, text: str) -> None:
+    """Write a small text file to a path or URI."""
+    filesystem, path = resolve(location)
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(text.encode())
