@@ -38,75 +38,65 @@ __all__ = [
 def generate_criteo(
     spark: SparkSession,
     rows: int,
-    seed: int,
-    out: str,
+    seed: int = 0,
+    out: str | None = None,
     *,
-    data_format: Literal["tsv", "parquet"] = "parquet",
+    data_format: Literal["parquet", "tsv"] = "parquet",
+    first_row: int = 0,
     partitions: int | None = None,
-) -> float:
-    """Write Criteo-like data and its truth.
+) -> DataFrame:
+    """Criteo-like rows: `label`, `I1` to `I13`, `C1` to `C26`, and `probability`, the planted truth.
 
-    `<out>/data` holds label, I1 to I13, C1 to C26: as Criteo's tab-separated lines, or as Parquet with one
-    column more, the planted `probability`. `<out>/truth` holds row number, label and probability as Parquet,
-    in the order of the rows; `<out>/truth.json` rows, seed and the best possible AUC.
+    With `out` they are written: `<out>/data` as Parquet, or as Criteo's tab-separated lines, which have no room
+    for the probability; `<out>/truth` (Parquet) has label and probability of each row in any case, and
+    `<out>/truth.json` rows, seed and the best possible AUC.
 
     Args:
         spark: the session.
         rows: how many.
-        seed: equal seeds give equal data, whatever the partitions, and row i does not depend on `rows`.
-        out: a folder, local or of any file system that Spark knows; overwritten.
+        seed: equal seeds give equal rows, whatever the partitions, and row i does not depend on `rows`.
+        out: a folder, local or of any file system that Spark knows; overwritten. None writes nothing.
         data_format: of `<out>/data`.
-        partitions: files of `<out>/data`; None is Spark's default parallelism.
+        first_row: number of the first row; further data of the same truth begins where the last ended.
+        partitions: of the result, so files of `<out>/data`; None is Spark's default parallelism.
 
     Returns:
-        The best AUC that any model can reach on all rows.
+        The rows: lazy without `out`, read back from `<out>/data` (Parquet) with it.
+
+    Raises:
+        DataError: rows or data_format make no sense.
 
     Example:
-        >>> best = generate_criteo(spark, 200_000, 0, "generated")
-        >>> spec = prepare_criteo(spark, "generated/data", "prepared", keep=["probability"])
-        >>> planted_auc(spark, "prepared/test") <= 1
-        True
-    """
-    frame = criteo_frame(spark, rows, seed, partitions=partitions)
-    data = frame.drop("row")
-    if data_format == "parquet":
-        data.write.mode("overwrite").parquet(f"{out}/data")
-    elif data_format == "tsv":
-        data.drop(PROBABILITY).write.mode("overwrite").csv(f"{out}/data", sep="\t", nullValue="")
-    else:
-        raise DataError(f"data_format must be 'tsv' or 'parquet'. Received: data_format={data_format!r}")
-    frame.select("row", LABEL, PROBABILITY).write.mode("overwrite").parquet(f"{out}/truth")
-    best = planted_auc(spark, f"{out}/truth")
-    write_text(f"{out}/{TRUTH_FILE}", json.dumps({"rows": rows, "seed": seed, "best_auc": best}) + "\n")
-    logger.info("Generated %d rows: the best possible AUC is %.4f", rows, best)
-    return best
-
-
-def criteo_frame(
-    spark: SparkSession, rows: int, seed: int, *, first_row: int = 0, partitions: int | None = None
-) -> DataFrame:
-    """The generated rows, lazy: `row`, Criteo's 40 columns, and `probability`.
-
-    Args:
-        spark: the session.
-        rows: how many.
-        seed: of the data set.
-        first_row: number of the first row; further data of the same truth begins where the last ended.
-        partitions: None is Spark's default parallelism.
+        >>> clicks = generate_criteo(spark, 200_000, seed=1)
+        >>> spec = prepare_criteo(spark, clicks, "prepared", keep=["probability"])
+        >>> planted_auc(spark, "prepared/test")  # the best that a model can expect
+        0.83
     """
     if rows < 1:
         raise DataError(f"rows must be at least 1. Received: rows={rows}")
-    numbers = spark.range(first_row, first_row + rows, numPartitions=partitions)
+    if data_format not in ("parquet", "tsv"):
+        raise DataError(f"data_format must be 'parquet' or 'tsv'. Received: data_format={data_format!r}")
     schema = StructType(
         [
-            StructField("row", LongType(), False),
             StructField(LABEL, LongType(), False),
             *[StructField(name, LongType()) for name in INTEGER_COLUMNS],
             *[StructField(name, StringType()) for name in CATEGORY_COLUMNS],
             StructField(PROBABILITY, DoubleType(), False),
         ]
     )
-    return numbers.mapInArrow(partial(_generate, seed), schema)
+    numbers = spark.range(first_row, first_row + rows, numPartitions=partitions)
+    frame = numbers.mapInArrow(partial(_generate, seed), schema)
+    if out is None:
+        return frame
+    if data_format == "parquet":
+        frame.write.mode("overwrite").parquet(f"{out}/data")
+    else:
+        frame.drop(PROBABILITY).write.mode("overwrite").csv(f"{out}/data", sep="\t", nullValue="")
+    frame.select(LABEL, PROBABILITY).write.mode("overwrite").parquet(f"{out}/truth")
+    best = planted_auc(spark, f"{out}/truth")
+    write_text(f"{out}/{TRUTH_FILE}", json.dumps({"rows": rows, "seed": seed, "best_auc": best}) + "\n")
+    logger.info("Generated %d rows: the best possible AUC is %.4f", rows, best)
+    return spark.read.parquet(f"{out}/data") if data_format == "parquet" else frame
 
 
 def planted_auc(spark: SparkSession, path: str, label: str = LABEL) -> float:
@@ -135,7 +125,7 @@ def _generate(seed: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
     for batch in batches:
         numbers = batch.column(0).to_numpy()
         data = planted.planted_rows(numbers, seed)
-        columns = {"row": pa.array(numbers), LABEL: pa.array(data.label.astype(np.int64))}
+        columns = {LABEL: pa.array(data.label.astype(np.int64))}
         for index, name in enumerate(INTEGER_COLUMNS):
             counts = data.dense[:, index]
             missing = np.isnan(counts)
