@@ -27,7 +27,6 @@ TRUTH_FILE = "truth.json"
 
 __all__ = [
     "PROBABILITY",
-    "criteo_frame",
     "criteo_like_batches",
     "exact_auc",
     "generate_criteo",
