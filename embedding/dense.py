@@ -42,6 +42,11 @@ class DenseVector:
     def __init__(self, values: npt.ArrayLike, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self._core = core_optimizer(optimizer)
+        if not self._core.has_dense or optimizer.clipnorm or optimizer.clipvalue:
+            raise ValueError(
+                "A flat dense vector takes an optimizer without row-wise state, and no clipping: clip the whole "
+                f"gradient before it is cut. Received: {optimizer}"
+            )
         self._values = _flat(values, "values").copy()
         self._slots = {
             name: np.full(self._values.shape, start, np.float32) for name, start in self._core.slots.items()

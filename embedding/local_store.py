@@ -29,7 +29,7 @@ from deeprec_spark.embedding.table_files import (
     write_table,
     write_vector,
 )
-from deeprec_spark.embedding.variable import EmbeddingVariable, lookup_tables
+from deeprec_spark.embedding.variable import EmbeddingVariable, lookup_tables, seconds
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -159,7 +159,10 @@ class LocalStore:
             self._step += 1
             step = self._step
         rate = request.sparse_learning_rate
-        _core.push(tables, keys, gradients, step, float("nan") if rate is None else float(rate))
+        now = seconds(None)
+        _core.push(tables, keys, gradients, step, float("nan") if rate is None else float(rate), now)
+        for name in request.gradients:
+            self._tables[name].end_step(step, now)
         if request.dense_gradient is not None:
             self._require_dense()[0].apply(request.dense_gradient, request.dense_learning_rate)
         if request.state_delta is not None:
@@ -171,13 +174,18 @@ class LocalStore:
         return {name: len(table.evict(self._step)) for name, table in list(self._tables.items())}
 
     def save(self, directory: str) -> list[CheckpointFile]:
-        """Write tables, dense parameters, slots and the step below `directory`; returns the files."""
+        """Write tables, dense parameters, slots and the step below `directory`; returns the files.
+
+        Eviction policies run first.
+        """
         root = Path(directory)
         root.mkdir(parents=True, exist_ok=True)
         with self._lock:
             step = self._step
         files = []
         for name, table in list(self._tables.items()):
+            if table.option.evict_options:
+                table.evict(step)
             files += write_table(root, self._specs[name], table, shard_index=self.shard_index, step=step)
         if self._dense is not None:
             files += self._save_dense(root)

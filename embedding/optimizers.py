@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from deeprec_spark.embedding._serial import Serializable
@@ -23,31 +23,35 @@ class Optimizer(Serializable):
     """Base of all optimizers.
 
     Every parameter is a finite number (or a flag); `learning_rate` is the one in force where a step gives none.
+    On embedding rows, `clipvalue` bounds each element of a row's (summed) gradient, and then `clipnorm` the row's norm;
+    0 is no clipping. Flat dense vectors are clipped by whoever holds the whole gradient, not here.
     """
 
     learning_rate: float = 0.01
+    clipvalue: float = field(default=0.0, kw_only=True)
+    clipnorm: float = field(default=0.0, kw_only=True)
 
     _non_negative: ClassVar[tuple[str, ...]] = ("learning_rate",)
     _below_one: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for parameter in dataclasses.fields(self):
+            name, value = parameter.name, getattr(self, parameter.name)
             if isinstance(value, bool):
                 continue
             if isinstance(value, (int, float)) and math.isfinite(value):
-                object.__setattr__(self, field.name, float(value))
+                object.__setattr__(self, name, float(value))
             else:
                 raise ValueError(
-                    f"{type(self).__name__}.{field.name} must be a finite number. Received: {field.name}={value!r}"
+                    f"{type(self).__name__}.{name} must be a finite number. Received: {name}={value!r}"
                 )
-            if field.name in self._non_negative and value < 0:
+            if name in (*self._non_negative, "clipvalue", "clipnorm") and value < 0:
                 raise ValueError(
-                    f"{type(self).__name__}.{field.name} must be at least 0. Received: {field.name}={value!r}"
+                    f"{type(self).__name__}.{name} must be at least 0. Received: {name}={value!r}"
                 )
-            if field.name in self._below_one and not 0 <= value < 1:
+            if name in self._below_one and not 0 <= value < 1:
                 raise ValueError(
-                    f"{type(self).__name__}.{field.name} must be within [0, 1). Received: {field.name}={value!r}"
+                    f"{type(self).__name__}.{name} must be within [0, 1). Received: {name}={value!r}"
                 )
 
     def hyperparameters(self) -> dict[str, float]:
@@ -97,6 +101,69 @@ class Adagrad(Optimizer):
     def slot_names(self) -> tuple[str, ...]:
         """`accumulator`."""
         return ("accumulator",)
+
+
+@dataclass(frozen=True)
+class RowwiseAdagrad(Optimizer):
+    """Adagrad with one accumulator for a row, of the mean of its squared gradient; rows only."""
+
+    learning_rate: float = 0.001
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+    _non_negative = ("learning_rate", "initial_accumulator_value", "epsilon")
+
+    def slot_names(self) -> tuple[str, ...]:
+        """`accumulator`, one element."""
+        return ("accumulator",)
+
+
+@dataclass(frozen=True)
+class AdagradDecay(Optimizer):
+    """DeepRec's AdagradDecay: every `accumulator_decay_step` steps accumulators shrink by `accumulator_decay_rate`.
+
+    They never fall below `initial_accumulator_value`. A row that missed periods makes up for them at its next update.
+    Slots `accumulator` and `decay_epoch`.
+    """
+
+    learning_rate: float = 0.001
+    initial_accumulator_value: float = 0.1
+    accumulator_decay_step: int = 100000
+    accumulator_decay_rate: float = 0.9
+    epsilon: float = 1e-7
+
+    _non_negative = ("learning_rate", "initial_accumulator_value", "epsilon")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.accumulator_decay_step < 1 or not 0 <= self.accumulator_decay_rate <= 1:
+            raise ValueError(
+                "AdagradDecay needs accumulator_decay_step >= 1 and accumulator_decay_rate within [0, 1]. "
+                f"Received: accumulator_decay_step={self.accumulator_decay_step!r}, "
+                f"accumulator_decay_rate={self.accumulator_decay_rate!r}"
+            )
+
+    def slot_names(self) -> tuple[str, ...]:
+        """`accumulator` and `decay_epoch`."""
+        return ("accumulator", "decay_epoch")
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """TensorFlow's MomentumOptimizer: `m = momentum m + g; w -= lr m`; slot `momentum`.
+
+    It differs from `SGD(momentum=…)` where the learning rate changes.
+    """
+
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    use_nesterov: bool = False
+
+    _below_one = ("momentum",)
+
+    def slot_names(self) -> tuple[str, ...]:
+        """`momentum`."""
+        return ("momentum",)
 
 
 @dataclass(frozen=True)

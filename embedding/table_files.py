@@ -1,7 +1,9 @@
 """The Parquet files of a checkpoint: rows of tables, admission counts, dense vectors.
 
-    tables/<table>/part-<shard>-<k>.parquet      key, frequency, version, value, one list column for each slot
+    tables/<table>/part-<shard>-<k>.parquet      key, frequency, version, value, one list column for each slot;
+                                                 time with TimeEvict, blocks with a dynamic dimension
     tables/<table>/filtered-<shard>-<k>.parquet  key, frequency: keys that the admission filter is still counting
+    tables/<table>/bloom-<shard>.parquet         bucket, counters of a CBFFilter
     dense/<name>-<shard>.parquet                 value, one column for each slot
 
 Rows are sorted by bucket and written in row groups of bounded size, so neither side holds a table in memory. The
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +28,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from deeprec_spark.embedding.hashing import NUM_BUCKETS, bucket
+from deeprec_spark.embedding.options import CBFFilter
 from deeprec_spark.embedding.store import CheckpointFile, TableSpec
 from deeprec_spark.embedding.variable import EmbeddingVariable, RowBlock
+
+logger = logging.getLogger(__name__)
 
 GROUP_ROWS = 65536
 FILE_ROWS = 1 << 22
@@ -54,19 +60,28 @@ def write_table(
     """Write one table's rows and counts below `root`; returns the files, at least one."""
     directory = table_directory(spec.name)
     (root / directory).mkdir(parents=True, exist_ok=True)
-    info = {"table": spec_to_dict(spec), "updates": table.core.updates, "step": step}
+    info = {
+        "table": spec_to_dict(spec),
+        "updates": table.core.updates,
+        "calls": table.core.calls,
+        "step": step,
+    }
     row_keys, filtered_keys, filtered_counts = table.keys()
     files = []
+    schema = _row_schema(table)
     for part, start in enumerate(range(0, max(len(row_keys), 1), FILE_ROWS)):
         keys = row_keys[start : start + FILE_ROWS]
         path = f"{directory}/part-{shard_index:05d}-{part:05d}.parquet"
-        blocks = (_row_batch(block, table.embedding_dim) for block in table.export(GROUP_ROWS, keys))
-        files.append(_write(root, path, spec.name, _row_schema(table), info, blocks))
+        blocks = (_row_batch(block, schema) for block in table.export(GROUP_ROWS, keys))
+        files.append(_write(root, path, spec.name, schema, info, blocks))
     for part, start in enumerate(range(0, len(filtered_keys), FILE_ROWS)):
         keys = filtered_keys[start : start + FILE_ROWS]
         counts = filtered_counts[start : start + FILE_ROWS]
         path = f"{directory}/filtered-{shard_index:05d}-{part:05d}.parquet"
         files.append(_write(root, path, spec.name, _FILTERED_SCHEMA, info, _count_batches(keys, counts)))
+    if _bloom_of(spec) is not None:
+        path = f"{directory}/bloom-{shard_index:05d}.parquet"
+        files.append(_write(root, path, spec.name, _BLOOM_SCHEMA, info, _bloom_batches(table)))
     return files
 
 
@@ -80,19 +95,22 @@ def read_table(
         raise ValueError(f"The checkpoint has no table {spec.name!r}. Received: no part files in {directory}")
     first, last = bucket_range(shard_index, num_shards)
     table.clear()
-    updates = 0
+    updates = calls = 0
     for path in parts:
         with pq.ParquetFile(path) as source:
             info = _read_info(source, path)
             check_spec(TableSpecDict(info["table"]), spec)
-            updates = max(updates, int(info["updates"]))
+            updates, calls = max(updates, int(info["updates"])), max(calls, int(info["calls"]))
             for batch in _batches_in(source, first, last):
                 table.import_rows(_block(batch, table))
     for path in sorted(directory.glob("filtered-*.parquet")):
         with pq.ParquetFile(path) as source:
             for batch in _batches_in(source, first, last):
                 table.import_filtered(_int64(batch, "key"), _int64(batch, "frequency"))
-    table.core.updates = updates
+    for path in sorted(directory.glob("bloom-*.parquet")):
+        with pq.ParquetFile(path) as source:
+            _read_bloom(source, _read_info(source, path), spec, table, (first, last))
+    table.core.updates, table.core.calls = updates, calls
 
 
 def write_vector(
@@ -137,6 +155,7 @@ def read_vector(root: Path, name: str) -> tuple[dict[str, Float32Array], dict[st
 
 
 TableSpecDict = dict[str, Any]
+_FIXED_OPTIONS = ("init_option", "value_dtype", "dynamic_dimension")
 
 
 def spec_to_dict(spec: TableSpec) -> TableSpecDict:
@@ -153,8 +172,9 @@ def spec_to_dict(spec: TableSpec) -> TableSpecDict:
 def check_spec(saved: TableSpecDict, spec: TableSpec) -> None:
     """A ValueError that names both sides unless rows saved under one spec can go on under another.
 
-    Dimension, optimizer (learning rate aside), seed and start values must be equal. Filter, eviction and storage may
-    change: admitted rows stay admitted, and counted keys are judged anew at their next occurrence.
+    Dimension (and its blocks), optimizer (learning rate aside), seed, start values and value type must be equal.
+    Filter, eviction and storage may change: admitted rows stay admitted, and counted keys are judged anew at their next
+    occurrence.
     """
     wanted = spec_to_dict(spec)
     for data in (saved, wanted):
@@ -164,7 +184,7 @@ def check_spec(saved: TableSpecDict, spec: TableSpec) -> None:
         ("embedding_dim", saved["embedding_dim"], wanted["embedding_dim"]),
         ("optimizer", _without_rate(saved["optimizer"]), _without_rate(wanted["optimizer"])),
         ("seed", saved["seed"], wanted["seed"]),
-        ("init_option", saved["option"]["init_option"], wanted["option"]["init_option"]),
+        *((name, saved["option"][name], wanted["option"][name]) for name in _FIXED_OPTIONS),
     ]
     for name, theirs, ours in pairs:
         if theirs != ours:
@@ -257,18 +277,24 @@ _FILTERED_SCHEMA = pa.schema([pa.field("key", pa.int64()), pa.field("frequency",
 
 
 def _row_schema(table: EmbeddingVariable) -> pa.Schema:
-    vector = pa.list_(pa.float32(), table.embedding_dim)
-    fields = [pa.field(name, pa.int64()) for name in ("key", "frequency", "version")]
-    fields += [pa.field(name, vector) for name in ("value", *table.optimizer.slot_names())]
+    columns = table.core.export_rows(np.empty(0, np.int64))
+    integers = [name for name in ("frequency", "version", "time", "blocks") if name in columns]
+    fields = [pa.field(name, pa.int64()) for name in ("key", *integers)]
+    widths = {"value": table.embedding_dim} | {name: slot.shape[1] for name, slot in columns["slots"].items()}
+    fields += [pa.field(name, pa.list_(pa.float32(), width)) for name, width in widths.items()]
     return pa.schema(fields)
 
 
-def _row_batch(block: RowBlock, dim: int) -> pa.RecordBatch:
-    arrays = [pa.array(column) for column in (block.key, block.frequency, block.version)]
-    names = ["key", "frequency", "version", "value", *block.slots]
-    matrices = (block.value, *block.slots.values())
-    arrays += [pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), dim) for matrix in matrices]
-    return pa.record_batch(arrays, names=names)
+def _row_batch(block: RowBlock, schema: pa.Schema) -> pa.RecordBatch:
+    columns: dict[str, Any] = {"key": block.key, "frequency": block.frequency, "version": block.version}
+    columns |= {"time": block.time, "blocks": block.blocks, "value": block.value, **block.slots}
+    arrays = []
+    for field in schema:
+        values = columns[field.name]
+        if pa.types.is_fixed_size_list(field.type):
+            values = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), field.type.list_size)
+        arrays.append(pa.array(values) if isinstance(values, np.ndarray) else values)
+    return pa.record_batch(arrays, schema=schema)
 
 
 def _count_batches(keys: Int64Array, counts: Int64Array) -> Iterator[pa.RecordBatch]:
@@ -309,12 +335,52 @@ def _int64(batch: pa.RecordBatch, name: str) -> Int64Array:
 def _block(batch: pa.RecordBatch, table: EmbeddingVariable) -> RowBlock:
     def matrix(name: str) -> Float32Array:
         flat: Float32Array = batch.column(name).flatten().to_numpy(zero_copy_only=False)
-        return flat.reshape(len(batch), table.embedding_dim)
+        return flat.reshape(len(batch), -1 if len(batch) else table.embedding_dim)
 
+    names = batch.schema.names
     return RowBlock(
         key=_int64(batch, "key"),
         frequency=_int64(batch, "frequency"),
         version=_int64(batch, "version"),
         value=matrix("value"),
         slots={name: matrix(name) for name in table.optimizer.slot_names()},
+        time=_int64(batch, "time") if "time" in names else None,
+        blocks=_int64(batch, "blocks") if "blocks" in names else None,
     )
+
+
+_BLOOM_SCHEMA = pa.schema([pa.field("bucket", pa.int32()), pa.field("counters", pa.binary())])
+
+
+def _bloom_of(spec: TableSpec) -> CBFFilter | None:
+    option = spec.option.filter_option
+    return option if isinstance(option, CBFFilter) and option.filter_freq > 1 else None
+
+
+def _bloom_batches(table: EmbeddingVariable) -> Iterator[pa.RecordBatch]:
+    for first in range(0, NUM_BUCKETS, 64):
+        counters = table.core.export_bloom(first, first + 64)
+        used = np.flatnonzero(counters.any(axis=1))
+        if len(used):
+            values = pa.array([counters[index].tobytes() for index in used], pa.binary())
+            yield pa.record_batch([pa.array((used + first).astype(np.int32)), values], schema=_BLOOM_SCHEMA)
+
+
+def _read_bloom(
+    source: pq.ParquetFile,
+    info: Mapping[str, Any],
+    spec: TableSpec,
+    table: EmbeddingVariable,
+    own: tuple[int, int],
+) -> None:
+    now, then = _bloom_of(spec), info["table"]["option"]["filter_option"]
+    geometry = ("max_element_size", "false_positive_probability", "counter_type")
+    if now is None or any(then[name] != getattr(now, name) for name in geometry):
+        logger.warning(
+            "Table %r has another filter than its checkpoint (%s): counting starts anew", spec.name, then
+        )
+        return
+    for batch in source.iter_batches():
+        for index, counters in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+            if own[0] <= index < own[1]:
+                table.core.import_bloom(index, counters.as_py())

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import deeprec_spark.embedding._core as _core
-from deeprec_spark.embedding.dense import core_optimizer
-from deeprec_spark.embedding.hashing import as_keys
+from deeprec_spark.embedding.core_config import make_core
+from deeprec_spark.embedding.hashing import as_keys, unique
 from deeprec_spark.embedding.optimizers import SGD, Optimizer
-from deeprec_spark.embedding.options import (
-    Constant,
-    CounterFilter,
-    EmbeddingVariableOption,
-    GlobalStepEvict,
-    Initializer,
-    Normal,
-    TruncatedNormal,
-    Uniform,
-)
+from deeprec_spark.embedding.options import EmbeddingVariableOption
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -30,11 +23,18 @@ NEVER_UPDATED = -1
 """Version of a row that no gradient has reached."""
 
 
+def seconds(now: float | None) -> int:
+    """Whole seconds since the epoch, of the clock where none are given."""
+    return int(time.time() if now is None else now)
+
+
 @dataclass(frozen=True)
 class RowBlock:
     """Some rows of a table, each one consistent in itself.
 
-    `key`, `frequency` and `version` are int64 `[n]`, `value` and every slot float32 `[n, embedding_dim]`.
+    `key`, `frequency` and `version` are int64 `[n]`, `value` and every slot float32 `[n, embedding_dim]` (`[n, 1]` for
+    slots that a row has once). `time` (int64 `[n]`, seconds of the last update) is None without TimeEvict, `blocks`
+    (int64 `[n]`) without a dynamic dimension.
     """
 
     key: Int64Array
@@ -42,6 +42,8 @@ class RowBlock:
     version: Int64Array
     value: Float32Array
     slots: Mapping[str, Float32Array]
+    time: Int64Array | None = None
+    blocks: Int64Array | None = None
 
     def __len__(self) -> int:
         return len(self.key)
@@ -84,7 +86,7 @@ class EmbeddingVariable:
         self.option = option or EmbeddingVariableOption()
         self.optimizer = optimizer or SGD()
         self.seed = seed
-        self._core = _make_core(self)
+        self._core = make_core(self.option, self.optimizer, self.embedding_dim, seed)
 
     @property
     def core(self) -> _core.Table:
@@ -114,8 +116,36 @@ class EmbeddingVariable:
         rows: Float32Array = _core.pull([self._core], [wanted], [occurrences], train)[0]
         return rows
 
+    def lookup_unique(
+        self, features: Sequence[npt.ArrayLike], *, train: bool = False
+    ) -> tuple[Int64Array, Float32Array, list[npt.NDArray[np.int32]]]:
+        """One lookup for several features that share the table, each distinct key once.
+
+        Args:
+            features: keys of each feature, int64 `[n_i]`.
+            train: as in `lookup`; each key counts as often as it occurs in all features.
+
+        Returns:
+            The distinct keys int64 `[u]`, their rows float32 `[u, embedding_dim]`, and for each feature the position of
+            each key's row, int32 `[n_i]`: `rows[inverse[i]]` are the rows of feature i.
+        """
+        parts = [as_keys(keys) for keys in features]
+        distinct, inverse, counts = unique(np.concatenate(parts) if parts else np.empty(0, np.int64))
+        rows = self.lookup(distinct, counts, train=train)
+        return (
+            distinct,
+            rows,
+            np.split(inverse, np.cumsum([len(part) for part in parts])[:-1]) if parts else [],
+        )
+
     def apply_gradients(
-        self, keys: npt.ArrayLike, gradients: npt.ArrayLike, *, step: int, learning_rate: float | None = None
+        self,
+        keys: npt.ArrayLike,
+        gradients: npt.ArrayLike,
+        *,
+        step: int,
+        learning_rate: float | None = None,
+        now: float | None = None,
     ) -> None:
         """Update the rows of keys; gradients of repeated keys are summed, and the row is updated once.
 
@@ -126,12 +156,26 @@ class EmbeddingVariable:
             gradients: float32 `[n, embedding_dim]`.
             step: number of this update of the store, from 1; it becomes the rows' version.
             learning_rate: for this update; None takes the optimizer's.
+            now: wall-clock seconds for TimeEvict; None takes the clock.
         """
         if step < 1:
             raise ValueError(f"step counts updates from 1. Received: step={step}")
         wanted = as_keys(keys)
         rate = float("nan") if learning_rate is None else float(learning_rate)
-        _core.push([self._core], [wanted], [self.check_rows(gradients, len(wanted), "gradients")], step, rate)
+        rows = self.check_rows(gradients, len(wanted), "gradients")
+        _core.push([self._core], [wanted], [rows], step, rate, seconds(now))
+        self.end_step(step, now)
+
+    def end_step(self, step: int, now: float | None = None) -> None:
+        """What is due after a step: eviction every `evict_steps` steps, ranks of a dynamic dimension.
+
+        `apply_gradients` calls it; whoever pushes to several tables at once calls it for each.
+        """
+        dynamic = self.option.dynamic_dimension
+        if dynamic is not None and dynamic.by_rank and step % dynamic.refresh_steps == 0:
+            self._core.refresh_ranks()
+        if self.option.evict_steps is not None and step % self.option.evict_steps == 0:
+            self.evict(step, now)
 
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
         """Set the values of rows, float32 `[n, embedding_dim]`; makes missing rows, past the filter.
@@ -145,19 +189,38 @@ class EmbeddingVariable:
         """Remove rows and admission counts; returns how many of the keys were there."""
         return int(self._core.erase(as_keys(keys)))
 
-    def evict(self, step: int) -> Int64Array:
-        """Run the eviction policy at this step; returns the keys removed, sorted by bucket."""
-        keys: Int64Array = self._core.evict(step)
-        return keys
+    def evict(self, step: int, now: float | None = None) -> Int64Array:
+        """Run the eviction policies at this step and time; returns the keys removed, sorted by bucket."""
+        return self._core.evict(step, seconds(now))
+
+    def contains(self, keys: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether each key has a row: bool `[n]`."""
+        present: npt.NDArray[np.bool_] = self._core.contains(as_keys(keys))
+        return present
+
+    def record_tombstones(self, on: bool = True) -> None:
+        """From now on remember the keys whose rows are erased or evicted, for `take_tombstones`."""
+        self._core.record_tombstones(on)
+
+    def take_tombstones(self) -> Int64Array:
+        """The keys removed since the last call, sorted by bucket; one that came back since is listed too."""
+        return self._core.take_tombstones()
+
+    def refresh_ranks(self) -> None:
+        """Take in the frequencies of a dynamic dimension under the rank rule, and find its thresholds anew."""
+        self._core.refresh_ranks()
 
     def clear(self) -> None:
         """Remove everything."""
         self._core.clear()
         self._core.updates = 0
+        self._core.calls = 0
 
-    def stats(self) -> dict[str, int]:
-        """Counters: rows, admitted, filtered, evicted, lookups, hits, dropped (updates without a row), bytes."""
-        return dict(self._core.stats())
+    def stats(self) -> dict[str, Any]:
+        """Counters: rows, admitted, filtered, evicted, lookups, hits, dropped (updates without a row), bytes, rows
+        promoted and demoted between tiers, and `tiers`: kind (as the system granted it), rows and bytes of each.
+        """
+        return self._core.stats()
 
     def keys(self) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Keys with a row, keys that are only counted, and their counts; sorted by bucket."""
@@ -180,6 +243,8 @@ class EmbeddingVariable:
                 version=columns["version"][present],
                 value=columns["value"][present],
                 slots={name: slot[present] for name, slot in columns["slots"].items()},
+                time=columns["time"][present] if "time" in columns else None,
+                blocks=columns["blocks"][present] if "blocks" in columns else None,
             )
 
     def import_rows(self, block: RowBlock) -> None:
@@ -195,21 +260,26 @@ class EmbeddingVariable:
             keys,
             as_keys(block.frequency, "frequency"),
             as_keys(block.version, "version"),
+            None if block.time is None else as_keys(block.time, "time"),
+            None if block.blocks is None else as_keys(block.blocks, "blocks"),
             self.check_rows(block.value, len(keys), "value"),
-            [self.check_rows(block.slots[name], len(keys), name) for name in names],
+            [
+                self.check_rows(block.slots[name], len(keys), name, self._core.slot_width(index))
+                for index, name in enumerate(names)
+            ],
         )
 
     def import_filtered(self, keys: npt.ArrayLike, counts: npt.ArrayLike) -> None:
         """Set the admission counts of keys that have no row."""
         self._core.import_filtered(as_keys(keys), as_keys(counts, "counts"))
 
-    def check_rows(self, values: npt.ArrayLike, n: int, name: str) -> Float32Array:
+    def check_rows(self, values: npt.ArrayLike, n: int, name: str, width: int | None = None) -> Float32Array:
         """Values as a contiguous float32 `[n, embedding_dim]`; a ValueError names the shape otherwise."""
         array = np.asarray(values)
-        if array.shape != (n, self.embedding_dim):
+        width = self.embedding_dim if width is None else width
+        if array.shape != (n, width):
             raise ValueError(
-                f"{name} of table {self.name!r} must be [keys, embedding_dim] = [{n}, {self.embedding_dim}]. "
-                f"Received: shape={array.shape}"
+                f"{name} of table {self.name!r} must be [keys, width] = [{n}, {width}]. Received: shape={array.shape}"
             )
         return np.ascontiguousarray(array, dtype=np.float32)
 
@@ -225,32 +295,3 @@ def lookup_tables(
     wanted = [as_keys(part) for part in keys]
     occurrences = [None if part is None else as_keys(part, "counts") for part in counts]
     return list(_core.pull([table.core for table in tables], wanted, occurrences, train))
-
-
-def _initializer(initializer: Initializer) -> tuple[str, float, float]:
-    if isinstance(initializer, Constant):
-        return "Constant", initializer.value, 0.0
-    if isinstance(initializer, Uniform):
-        return "Uniform", initializer.minval, initializer.maxval
-    if isinstance(initializer, (Normal, TruncatedNormal)):
-        return type(initializer).__name__, initializer.mean, initializer.stddev
-    raise TypeError(f"The engine has no such initializer. Received: {initializer!r}")
-
-
-def _make_core(variable: EmbeddingVariable) -> _core.Table:
-    option = variable.option
-    filter_freq = option.filter_option.filter_freq if isinstance(option.filter_option, CounterFilter) else 0
-    evict = option.evict_option
-    steps_to_live = evict.steps_to_live if isinstance(evict, GlobalStepEvict) else None
-    kind, a, b = _initializer(option.init_option.initializer)
-    return _core.Table(
-        dim=variable.embedding_dim,
-        optimizer=core_optimizer(variable.optimizer),
-        initializer=kind,
-        a=a,
-        b=b,
-        seed=variable.seed % 2**64,
-        filter_freq=filter_freq,
-        no_permission=option.init_option.default_value_no_permission,
-        steps_to_live=-1 if steps_to_live is None else steps_to_live,
-    )

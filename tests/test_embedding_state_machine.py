@@ -53,7 +53,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table = self.make()
         self.fresh = EmbeddingVariable("f", DIM, seed=5)
         self.optimizer = optimizer
-        self.threshold = freq or 0
+        self.threshold = freq if freq is not None and freq > 1 else 0
         self.filtering = self.threshold > 1
         self.live = live
         self.rows: dict[int, Row] = {}

@@ -88,7 +88,7 @@ py::list PullTables(const std::vector<Table*>& tables, const std::vector<Keys64>
 }
 
 void PushTables(const std::vector<Table*>& tables, const std::vector<Keys64>& keys,
-                const std::vector<Floats>& gradients, int64_t step, double learning_rate) {
+                const std::vector<Floats>& gradients, int64_t step, double learning_rate, int64_t now) {
   Require(tables.size() == keys.size() && tables.size() == gradients.size(), "One keys and gradient for each table.");
   std::vector<PushItem> items;
   for (size_t i = 0; i < tables.size(); ++i) {
@@ -97,7 +97,7 @@ void PushTables(const std::vector<Table*>& tables, const std::vector<Keys64>& ke
     items.push_back({tables[i], span, gradients[i].data()});
   }
   py::gil_scoped_release release;
-  Push(items, step, learning_rate);
+  Push(items, step, learning_rate, now);
 }
 
 py::tuple UniqueKeys(const std::vector<Keys64>& batches) {
@@ -174,54 +174,96 @@ py::array_t<int64_t> Fingerprints(const Array<uint8_t>& data, const Keys64& offs
 py::dict ExportRows(Table& table, const Keys64& keys) {
   const KeySpan span = Span(keys);
   const auto n = static_cast<py::ssize_t>(span.n);
-  auto present = NewArray<bool>({n});
-  auto frequency = NewArray<int64_t>({n});
-  auto version = NewArray<int64_t>({n});
-  auto value = NewRows(span.n, table.dim());
-  py::dict slots;
-  RowColumns columns{frequency.mutable_data(), version.mutable_data(), value.mutable_data(), {}};
-  for (const SlotSpec& spec : table.optimizer().slots()) {
-    auto slot = NewRows(span.n, table.dim());
-    columns.slots.push_back(slot.mutable_data());
-    slots[spec.name.c_str()] = slot;
-  }
-  {
-    auto* flags = reinterpret_cast<uint8_t*>(present.mutable_data());
-    py::gil_scoped_release release;
-    table.Export(span, flags, columns);
-  }
   py::dict result;
+  auto present = NewArray<bool>({n});
   result["present"] = present;
-  result["frequency"] = frequency;
-  result["version"] = version;
+  RowColumns columns;
+  const auto integers = [&](const char* name) {
+    auto column = NewArray<int64_t>({n});
+    result[name] = column;
+    return column.mutable_data();
+  };
+  columns.frequency = integers("frequency");
+  columns.version = integers("version");
+  if (table.has_time()) columns.time = integers("time");
+  if (table.has_blocks()) columns.blocks = integers("blocks");
+  auto value = NewRows(span.n, table.dim());
   result["value"] = value;
+  columns.value = value.mutable_data();
+  py::dict slots;
+  for (size_t s = 0; s < table.optimizer().slots().size(); ++s) {
+    auto slot = NewRows(span.n, table.slot_width(s));
+    columns.slots.push_back(slot.mutable_data());
+    slots[table.optimizer().slots()[s].name.c_str()] = slot;
+  }
   result["slots"] = slots;
+  auto* flags = reinterpret_cast<uint8_t*>(present.mutable_data());
+  py::gil_scoped_release release;
+  table.Export(span, flags, columns);
   return result;
 }
 
-void ImportRows(Table& table, const Keys64& keys, const Keys64& frequency, const Keys64& version, const Floats& value,
+// A column of int64, or null for None.
+int64_t* OptionalColumn(const py::object& column, size_t n) {
+  if (column.is_none()) return nullptr;
+  Require(py::isinstance<Keys64>(column), "A column must be a contiguous int64 array.");
+  const auto array = py::reinterpret_borrow<Keys64>(column);
+  Require(static_cast<size_t>(array.size()) == n, "One element of each column for each key.");
+  return const_cast<int64_t*>(array.data());
+}
+
+void ImportRows(Table& table, const Keys64& keys, const Keys64& frequency, const Keys64& version,
+                const py::object& time, const py::object& blocks, const Floats& value,
                 const std::vector<Floats>& slots) {
   const KeySpan span = Span(keys);
   Require(frequency.size() == keys.size() && version.size() == keys.size(), "One frequency and version for each key.");
   Require(slots.size() == table.optimizer().slots().size(), "One array for each slot of the optimizer.");
   RequireRows(value, span.n, table.dim());
   // The engine only reads these columns.
-  RowColumns columns{const_cast<int64_t*>(frequency.data()),
-                     const_cast<int64_t*>(version.data()),
-                     const_cast<float*>(value.data()),
-                     {}};
-  for (const Floats& slot : slots) {
-    RequireRows(slot, span.n, table.dim());
-    columns.slots.push_back(const_cast<float*>(slot.data()));
+  RowColumns columns;
+  columns.frequency = const_cast<int64_t*>(frequency.data());
+  columns.version = const_cast<int64_t*>(version.data());
+  columns.time = OptionalColumn(time, span.n);
+  columns.blocks = OptionalColumn(blocks, span.n);
+  if (columns.blocks != nullptr) {
+    for (size_t i = 0; i < span.n; ++i) Require(columns.blocks[i] >= 1, "blocks must be at least 1.");
+  }
+  columns.value = const_cast<float*>(value.data());
+  for (size_t s = 0; s < slots.size(); ++s) {
+    RequireRows(slots[s], span.n, table.slot_width(s));
+    columns.slots.push_back(const_cast<float*>(slots[s].data()));
   }
   py::gil_scoped_release release;
   table.Import(span, columns);
+}
+
+// The Bloom counters of the buckets [first, last): uint8 [last - first, bytes of a bucket].
+py::array_t<uint8_t> ExportBloom(Table& table, int first, int last) {
+  Require(table.bloom() != nullptr, "The table has no Bloom filter.");
+  Require(0 <= first && first <= last && last <= kNumBuckets, "No such buckets.");
+  const size_t bytes = table.bloom()->bucket_bytes();
+  auto result = NewArray<uint8_t>({last - first, static_cast<py::ssize_t>(bytes)});
+  uint8_t* out = result.mutable_data();
+  py::gil_scoped_release release;
+  for (int bucket = first; bucket < last; ++bucket) {
+    table.CopyBloom(bucket, reinterpret_cast<char*>(out + static_cast<size_t>(bucket - first) * bytes), false);
+  }
+  return result;
+}
+
+void ImportBloom(Table& table, int bucket, const py::bytes& counters) {
+  Require(table.bloom() != nullptr, "The table has no Bloom filter.");
+  Require(0 <= bucket && bucket < kNumBuckets, "No such bucket.");
+  const std::string_view view = counters;
+  Require(view.size() == table.bloom()->bucket_bytes(), "The counters have another size.");
+  table.CopyBloom(bucket, const_cast<char*>(view.data()), true);
 }
 
 // Updates a flat vector in place, in parallel.
 void ApplyDense(const Optimizer& optimizer, Floats values, std::vector<Floats> slots, const Floats& gradient,
                 int64_t step, int64_t updates, double learning_rate) {
   Require(slots.size() == optimizer.slots().size(), "One array for each slot of the optimizer.");
+  Require(optimizer.has_dense(), "This optimizer updates rows only.");
   Require(gradient.size() == values.size(), "The gradient must be as long as the vector.");
   const size_t n = static_cast<size_t>(values.size());
   float* w = values.mutable_data();
@@ -259,7 +301,80 @@ py::dict StatsDict(const Table& table) {
   result["hits"] = stats.hits;
   result["dropped"] = stats.dropped;
   result["bytes"] = stats.bytes;
+  result["promoted"] = stats.promoted;
+  result["demoted"] = stats.demoted;
+  py::list tiers;
+  for (const TierStats& tier : stats.tiers) {
+    py::dict one;
+    one["kind"] = tier.kind;
+    one["rows"] = tier.rows;
+    one["bytes"] = tier.bytes;
+    tiers.append(std::move(one));
+  }
+  result["tiers"] = tiers;
   return result;
+}
+
+template <class T>
+T Get(const py::dict& values, const char* name) {
+  return values[name].cast<T>();
+}
+
+TierKind ParseTier(const std::string& kind) {
+  if (kind == "DRAM") return TierKind::kDram;
+  if (kind == "PMEM_LIBPMEM") return TierKind::kPmemFile;
+  if (kind == "PMEM_MEMKIND") return TierKind::kPmemMemkind;
+  if (kind == "SSDHASH") return TierKind::kSsd;
+  if (kind == "LEVELDB") return TierKind::kLevelDb;
+  throw std::invalid_argument("No such tier. Received: kind=" + kind);
+}
+
+AdmissionConfig ParseAdmission(const py::dict& values) {
+  using Kind = AdmissionConfig::Kind;
+  AdmissionConfig config;
+  const auto kind = Get<std::string>(values, "kind");
+  if (kind == "counter") {
+    config.kind = Kind::kCounter;
+    config.threshold = Get<uint32_t>(values, "threshold");
+  } else if (kind == "bloom") {
+    config.kind = Kind::kBloom;
+    config.threshold = Get<uint32_t>(values, "threshold");
+    config.counters = Get<uint64_t>(values, "counters");
+    config.hashes = Get<int>(values, "hashes");
+    config.counter_bytes = Get<int>(values, "counter_bytes");
+  } else if (kind == "probability") {
+    config.kind = Kind::kProbability;
+    config.probability = Get<double>(values, "probability");
+    config.seed = Get<uint64_t>(values, "seed");
+  } else if (kind != "all") {
+    throw std::invalid_argument("No such filter. Received: kind=" + kind);
+  }
+  return config;
+}
+
+std::unique_ptr<Table> MakeTable(const Optimizer& optimizer, const py::dict& values) {
+  const auto initializer = Get<py::dict>(values, "initializer");
+  TableConfig config{
+      Get<size_t>(values, "dim"),
+      Get<bool>(values, "bfloat16") ? ValueType::kBFloat16 : ValueType::kFloat32,
+      optimizer,
+      Initializer(Get<std::string>(initializer, "kind"), Get<double>(initializer, "a"), Get<double>(initializer, "b"),
+                  Get<uint64_t>(values, "seed")),
+      ParseAdmission(Get<py::dict>(values, "admission")),
+      Get<float>(values, "no_permission"),
+      {Get<int64_t>(values, "steps_to_live"), Get<int64_t>(values, "seconds_to_live"),
+       Get<double>(values, "l2_threshold")},
+      {Get<size_t>(values, "blocks"), Get<std::vector<uint32_t>>(values, "block_thresholds"),
+       Get<bool>(values, "block_by_rank"), Get<double>(values, "block_rank_base"), Get<double>(values, "block_decay")},
+      {},
+      Get<bool>(values, "lru")};
+  for (const py::handle tier : Get<py::list>(values, "tiers")) {
+    const auto one = tier.cast<py::dict>();
+    config.tiers.push_back({ParseTier(Get<std::string>(one, "kind")), Get<uint64_t>(one, "bytes"),
+                            Get<std::string>(one, "path"), Get<int>(one, "node")});
+  }
+  py::gil_scoped_release release;
+  return std::make_unique<Table>(config);
 }
 
 }  // namespace
@@ -278,10 +393,12 @@ PYBIND11_MODULE(_core, module) {
   module.def("unique_many", &UniqueKeys, py::arg("batches"));
   module.def("pull", &PullTables, py::arg("tables"), py::arg("keys"), py::arg("counts"), py::arg("train"));
   module.def("push", &PushTables, py::arg("tables"), py::arg("keys"), py::arg("gradients"), py::arg("step"),
-             py::arg("learning_rate"));
+             py::arg("learning_rate"), py::arg("now"));
 
+  py::register_exception<StorageFull>(module, "StorageFullError", PyExc_MemoryError);
   py::class_<Optimizer>(module, "Optimizer")
       .def(py::init<const std::string&, const std::map<std::string, double>&>(), py::arg("kind"), py::arg("parameters"))
+      .def_property_readonly("has_dense", &Optimizer::has_dense)
       .def_property_readonly("slots",
                              [](const Optimizer& optimizer) {
                                py::dict slots;
@@ -292,14 +409,10 @@ PYBIND11_MODULE(_core, module) {
            py::arg("step"), py::arg("updates"), py::arg("learning_rate"));
 
   py::class_<Table>(module, "Table")
-      .def(py::init([](size_t dim, const Optimizer& optimizer, const std::string& initializer, double a, double b,
-                       uint64_t seed, uint32_t filter_freq, float no_permission, int64_t steps_to_live) {
-             return std::make_unique<Table>(TableConfig{dim, optimizer, Initializer(initializer, a, b, seed),
-                                                        filter_freq, filter_freq > 1, no_permission, steps_to_live});
-           }),
-           py::arg("dim"), py::arg("optimizer"), py::arg("initializer"), py::arg("a"), py::arg("b"), py::arg("seed"),
-           py::arg("filter_freq"), py::arg("no_permission"), py::arg("steps_to_live"))
+      .def(py::init(&MakeTable), py::arg("optimizer"), py::arg("config"))
       .def_property("updates", &Table::updates, &Table::set_updates)
+      .def_property("calls", &Table::calls, &Table::set_calls)
+      .def("slot_width", &Table::slot_width, py::arg("slot"))
       .def(
           "upsert",
           [](Table& table, const Keys64& keys, const Floats& values) {
@@ -319,15 +432,42 @@ PYBIND11_MODULE(_core, module) {
           py::arg("keys").noconvert())
       .def(
           "evict",
-          [](Table& table, int64_t step) {
+          [](Table& table, int64_t step, int64_t now) {
             std::vector<int64_t> evicted;
             {
               py::gil_scoped_release release;
-              evicted = table.Evict(step);
+              evicted = table.Evict(step, now);
             }
             return ToArray(evicted);
           },
-          py::arg("step"))
+          py::arg("step"), py::arg("now"))
+      .def(
+          "contains",
+          [](Table& table, const Keys64& keys) {
+            const KeySpan span = Span(keys);
+            auto present = NewArray<bool>({static_cast<py::ssize_t>(span.n)});
+            auto* flags = reinterpret_cast<uint8_t*>(present.mutable_data());
+            {
+              py::gil_scoped_release release;
+              table.Export(span, flags, {});
+            }
+            return present;
+          },
+          py::arg("keys").noconvert())
+      .def("refresh_ranks", &Table::RefreshRanks, py::call_guard<py::gil_scoped_release>())
+      .def("maintain", &Table::Maintain, py::call_guard<py::gil_scoped_release>())
+      .def("record_tombstones", &Table::RecordTombstones, py::arg("on"))
+      .def("take_tombstones",
+           [](Table& table) {
+             std::vector<int64_t> keys;
+             {
+               py::gil_scoped_release release;
+               keys = table.TakeTombstones();
+             }
+             return ToArray(keys);
+           })
+      .def("export_bloom", &ExportBloom, py::arg("first"), py::arg("last"))
+      .def("import_bloom", &ImportBloom, py::arg("bucket"), py::arg("counters"))
       .def("clear", &Table::Clear, py::call_guard<py::gil_scoped_release>())
       .def("keys",
            [](Table& table) {
@@ -340,7 +480,8 @@ PYBIND11_MODULE(_core, module) {
            })
       .def("export_rows", &ExportRows, py::arg("keys").noconvert())
       .def("import_rows", &ImportRows, py::arg("keys").noconvert(), py::arg("frequency").noconvert(),
-           py::arg("version").noconvert(), py::arg("value").noconvert(), py::arg("slots"))
+           py::arg("version").noconvert(), py::arg("time"), py::arg("blocks"), py::arg("value").noconvert(),
+           py::arg("slots"))
       .def(
           "import_filtered",
           [](Table& table, const Keys64& keys, const Keys64& counts) {

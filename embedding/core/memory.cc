@@ -1,7 +1,11 @@
 #include "memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -44,6 +48,59 @@ ZeroedBlock::ZeroedBlock(size_t bytes) : size_(bytes) {
     madvise(start, mapped_, MADV_HUGEPAGE);
   }
   data_ = start;
+}
+
+ZeroedBlock ZeroedBlock::InFile(const std::string& directory, size_t bytes, bool* synced) {
+  std::string path = directory + "/deeprec-XXXXXX";
+  const int file = mkostemp(path.data(), O_CLOEXEC);
+  if (file < 0) {
+    throw std::invalid_argument("Cannot make a file in storage_path: " + std::string(std::strerror(errno)) +
+                                ". Received: storage_path=" + directory);
+  }
+  // Without a name, the file goes with the process, however that ends.
+  unlink(path.c_str());
+  const size_t length = RoundUp(bytes, 4096);
+  const int failure = posix_fallocate(file, 0, static_cast<off_t>(length));
+  if (failure != 0) {
+    close(file);
+    throw StorageFull("Cannot reserve " + std::to_string(length) + " bytes in storage_path: " +
+                      std::string(std::strerror(failure)) + ". Received: storage_path=" + directory);
+  }
+  void* base = MAP_FAILED;
+#if defined(MAP_SYNC) && defined(MAP_SHARED_VALIDATE)
+  base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, file, 0);
+#endif
+  if (synced != nullptr) *synced = base != MAP_FAILED;
+  if (base == MAP_FAILED) base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (base == MAP_FAILED) throw std::bad_alloc();
+  madvise(base, length, MADV_RANDOM);
+  ZeroedBlock block;
+  block.data_ = static_cast<char*>(base);
+  block.size_ = bytes;
+  block.mapped_ = length;
+  return block;
+}
+
+ZeroedBlock ZeroedBlock::OnNode(int node, size_t bytes) {
+  const size_t length = RoundUp(bytes, 4096);
+  void* base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) throw std::bad_alloc();
+  constexpr int kBind = 2;  // MPOL_BIND
+  unsigned long nodes[16] = {};
+  constexpr int kBits = 8 * sizeof(nodes[0]);
+  if (node >= 0 && node < 16 * kBits) nodes[node / kBits] = 1UL << (node % kBits);
+  if (syscall(SYS_mbind, base, length, kBind, nodes, 16UL * kBits + 1, 0U) != 0) {
+    const std::string reason = std::strerror(errno);
+    munmap(base, length);
+    throw std::invalid_argument("The system gives no memory of this NUMA node: " + reason +
+                                ". Received: node=" + std::to_string(node));
+  }
+  ZeroedBlock block;
+  block.data_ = static_cast<char*>(base);
+  block.size_ = bytes;
+  block.mapped_ = length;
+  return block;
 }
 
 ZeroedBlock::~ZeroedBlock() {

@@ -2,14 +2,29 @@
 #pragma once
 
 #include <cstddef>
+#include <stdexcept>
+#include <string>
 
 namespace deeprec {
+
+// No room in a table's storage or on the disk. Nothing was changed.
+class StorageFull : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 // Zeroed, 64-byte aligned memory; large blocks are mapped, advised to use huge pages, and cost nothing until touched.
 class ZeroedBlock {
  public:
   ZeroedBlock() = default;
   explicit ZeroedBlock(size_t bytes);
+  // The same in an unnamed file of a directory, its space reserved on the disk beforehand; synced says whether the
+  // mount granted MAP_SYNC (persistent memory). Throws StorageFull where there is no space, std::invalid_argument for
+  // a directory that cannot be used.
+  static ZeroedBlock InFile(const std::string& directory, size_t bytes, bool* synced = nullptr);
+  // The same on a NUMA node. Throws std::invalid_argument for a node that the system does not give.
+  static ZeroedBlock OnNode(int node, size_t bytes);
+
   ZeroedBlock(ZeroedBlock&& other) noexcept { Swap(other); }
   ZeroedBlock& operator=(ZeroedBlock&& other) noexcept {
     Swap(other);

@@ -32,6 +32,17 @@ Optimizer::Optimizer(const std::string& kind, const std::map<std::string, double
       sparse = dense = Parameter("nesterov") != 0 ? Rule::kNesterov : Rule::kMomentum;
       slots_ = {{"momentum", 0}};
     }
+  } else if (kind == "Momentum") {
+    sparse = dense = Parameter("use_nesterov") != 0 ? Rule::kHeavyBallNesterov : Rule::kHeavyBall;
+    slots_ = {{"momentum", 0}};
+  } else if (kind == "RowwiseAdagrad") {
+    sparse = Rule::kRowwiseAdagrad;
+    has_dense_ = false;
+    slots_ = {{"accumulator", static_cast<float>(Parameter("initial_accumulator_value")), true}};
+  } else if (kind == "AdagradDecay") {
+    sparse = Rule::kAdagradDecay;
+    dense = Rule::kAdagradDecayDense;
+    slots_ = {{"accumulator", static_cast<float>(Parameter("initial_accumulator_value"))}, {"decay_epoch", 0, true}};
   } else if (kind == "Adagrad") {
     sparse = dense = Rule::kAdagrad;
     slots_ = {{"accumulator", static_cast<float>(Parameter("initial_accumulator_value"))}};
@@ -53,6 +64,8 @@ Optimizer::Optimizer(const std::string& kind, const std::map<std::string, double
   } else {
     throw std::invalid_argument("No such optimizer. Received: kind=" + kind);
   }
+  clip_value_ = static_cast<float>(Parameter("clipvalue", 0));
+  clip_norm_ = static_cast<float>(Parameter("clipnorm", 0));
   sparse_kernel_ = ActiveKernels().kernels[static_cast<size_t>(sparse)];
   dense_kernel_ = ActiveKernels().kernels[static_cast<size_t>(dense)];
 }
@@ -63,13 +76,38 @@ double Optimizer::Parameter(const char* name) const {
   return found->second;
 }
 
+double Optimizer::Parameter(const char* name, double absent) const {
+  const auto found = parameters_.find(name);
+  return found == parameters_.end() ? absent : found->second;
+}
+
+void Optimizer::Clip(float* gradient, size_t n) const {
+  if (clip_value_ > 0) {
+    for (size_t i = 0; i < n; ++i) gradient[i] = std::min(std::max(gradient[i], -clip_value_), clip_value_);
+  }
+  if (clip_norm_ > 0) {
+    double square = 0;
+    for (size_t i = 0; i < n; ++i) square += static_cast<double>(gradient[i]) * gradient[i];
+    const double norm = std::sqrt(square);
+    if (norm > clip_norm_) {
+      const auto factor = static_cast<float>(clip_norm_ / norm);
+      for (size_t i = 0; i < n; ++i) gradient[i] *= factor;
+    }
+  }
+}
+
 StepArgs Optimizer::Prepare(int64_t step, int64_t updates, double learning_rate) const {
   StepArgs args{};
   const double lr = std::isnan(learning_rate) ? Parameter("learning_rate") : learning_rate;
   args.lr = static_cast<float>(lr);
-  if (kind_ == "SGD") {
+  if (kind_ == "SGD" || kind_ == "Momentum") {
     args.momentum = static_cast<float>(Parameter("momentum"));
-  } else if (kind_ == "Adagrad") {
+  } else if (kind_ == "AdagradDecay") {
+    args.epsilon = static_cast<float>(Parameter("epsilon"));
+    args.initial = static_cast<float>(Parameter("initial_accumulator_value"));
+    args.decay_rate = static_cast<float>(Parameter("accumulator_decay_rate"));
+    args.decay_epoch = static_cast<float>(std::floor(static_cast<double>(step) / Parameter("accumulator_decay_step")));
+  } else if (kind_ == "Adagrad" || kind_ == "RowwiseAdagrad") {
     args.epsilon = static_cast<float>(Parameter("epsilon"));
   } else if (kind_ == "Adam" || kind_ == "AdamW" || kind_ == "AdamAsync") {
     const bool async = kind_ == "AdamAsync";

@@ -1,79 +1,135 @@
 // One embedding table: sharded index and rows, admission, eviction, lookups and updates.
 //
 // Concurrency: every public function may be called from any number of threads at once. Each shard has one
-// reader-writer lock; lookups without training share it, everything else holds it alone. No thread ever holds two
-// shard locks, so there is no order to keep. A row is read and written only under its shard's lock: value, slots,
-// frequency and version always belong together.
+// reader-writer lock; lookups without training share it (where no tier has to move rows), everything else holds it
+// alone. No thread ever holds two shard locks, so there is no order to keep. A row is read and written only under its
+// shard's lock: value, slots, frequency and version always belong together.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <shared_mutex>
+#include <string>
 #include <vector>
 
+#include "admission.h"
 #include "batch.h"
 #include "index.h"
 #include "initializer.h"
+#include "layout.h"
 #include "optimizer.h"
 #include "rows.h"
+#include "tier.h"
 
 namespace deeprec {
 
 // Version of a row that has never been updated.
 constexpr int64_t kNeverUpdated = -1;
 
+// A row goes when any rule says so.
+struct EvictionConfig {
+  int64_t steps_to_live = -1;    // -1: off
+  int64_t seconds_to_live = -1;  // -1: off
+  double l2_threshold = 0;       // 0: off
+  bool any() const { return steps_to_live >= 0 || seconds_to_live >= 0 || l2_threshold > 0; }
+};
+
+// How a row's dimension grows, in blocks: the first block at once, block k + 1 when the frequency reaches
+// thresholds[k - 1]. By rank, the table finds the thresholds itself from decayed frequencies.
+struct BlockConfig {
+  size_t blocks = 1;
+  std::vector<uint32_t> thresholds;
+  bool by_rank = false;
+  double rank_base = 2;
+  double decay = 0.9;
+};
+
 struct TableConfig {
   size_t dim;
+  ValueType value_type = ValueType::kFloat32;
   Optimizer optimizer;
   Initializer initializer;
-  uint32_t filter_freq;  // 0 and 1: no filter
-  bool has_filter;       // unknown ids read no_permission instead of their start value
-  float no_permission;
-  int64_t steps_to_live;  // -1: rows live for ever
+  AdmissionConfig admission;
+  float no_permission = 0;
+  EvictionConfig eviction;
+  BlockConfig block;
+  std::vector<TierConfig> tiers;  // the first holds what is computed on; empty is memory without limit
+  bool lru = false;               // which rows leave the first tier; otherwise the least frequent
+};
+
+struct TierStats {
+  std::string kind;
+  int64_t rows = 0, bytes = 0;
 };
 
 struct TableStats {
   int64_t rows = 0, filtered = 0, admitted = 0, evicted = 0, lookups = 0, hits = 0, dropped = 0, bytes = 0;
+  int64_t promoted = 0, demoted = 0;
+  std::vector<TierStats> tiers;
 };
 
-// Columns of rows, each of n elements (value and slots: n * dim).
+// Columns of rows, each of n elements; value n * dim, slots n * width. Null columns are left out.
 struct RowColumns {
-  int64_t* frequency;
-  int64_t* version;
-  float* value;
+  int64_t* frequency = nullptr;
+  int64_t* version = nullptr;
+  int64_t* time = nullptr;    // of the last update, seconds
+  int64_t* blocks = nullptr;  // of the row's dimension
+  float* value = nullptr;
   std::vector<float*> slots;
 };
 
 class Table {
  public:
   explicit Table(const TableConfig& config);
+  ~Table();
 
   size_t dim() const { return config_.dim; }
   const Optimizer& optimizer() const { return config_.optimizer; }
+  size_t slot_width(size_t slot) const { return classes_.back().slot_widths[slot]; }
+  bool has_time() const { return config_.eviction.seconds_to_live >= 0; }
+  bool has_blocks() const { return config_.block.blocks > 1; }
+  CountingBloom* bloom() { return bloom_.get(); }
+  // Copies a bucket's Bloom counters out of or into the table.
+  void CopyBloom(int bucket, char* counters, bool in);
 
-  // Number of updates applied to this table (AdamAsync's own clock).
+  // Number of updates applied to this table (AdamAsync's own clock), and of training lookups (the probability
+  // filter's).
   int64_t updates() const { return updates_.load(); }
   void set_updates(int64_t updates) { updates_.store(updates); }
   int64_t NextUpdate() { return updates_.fetch_add(1) + 1; }
+  int64_t calls() const { return calls_.load(); }
+  void set_calls(int64_t calls) { calls_.store(calls); }
+  int64_t NextCall() { return calls_.fetch_add(1) + 1; }
 
   // Work on one shard's group of a batch; see ForEachGroup for `wait` and the result.
-  // Read: rows to out[position * dim]; nothing changes.
+  // Read: rows to out[position * dim]; nothing changes but the tier of rows.
   bool Read(int shard, const Item* items, size_t n, float* out, bool wait);
   // Train: counts the keys, admits them, makes rows; then reads.
-  bool Train(int shard, const Item* items, size_t n, float* out, bool wait);
+  bool Train(int shard, const Item* items, size_t n, int64_t call, float* out, bool wait);
   // Apply: sums gradients[position * dim] of equal keys, then updates each row once. Keys without permission are
   // dropped; without a filter, a missing row is made first.
   bool Apply(int shard, const Item* items, size_t n, const float* gradients, const StepArgs& args, int64_t step,
-             bool wait);
+             int64_t now, bool wait);
 
+  // Sets values, with every block of the dimension; makes missing rows.
   void Upsert(const KeySpan& keys, const float* values);
   // Removes rows and counts; returns how many keys were there.
   size_t Erase(const KeySpan& keys);
-  // Removes what the eviction policy names; returns the keys, sorted by bucket.
-  std::vector<int64_t> Evict(int64_t step);
+  // Removes what the eviction rules name; returns the keys, sorted by bucket.
+  std::vector<int64_t> Evict(int64_t step, int64_t now);
   void Clear();
+  // By rank: takes in the occurrences since the last call and finds new thresholds.
+  void RefreshRanks();
+  // Keys removed by Erase and Evict since the last call, if recorded. A key that came back is listed too.
+  void RecordTombstones(bool on);
+  std::vector<int64_t> TakeTombstones();
+
+  // Moves rows down until every tier has some room, and compacts logs; the background thread's work. Returns whether
+  // anything was done.
+  bool Maintain();
 
   // Keys with a row, and keys that are only counted (with their counts): one consistent view for each shard, sorted
   // by bucket.
@@ -90,28 +146,95 @@ class Table {
 
  private:
   struct alignas(64) Shard {
-    explicit Shard(const RowLayout& layout) : rows(layout) {}
     mutable std::shared_mutex mutex;
     Index index;
-    RowSlabs rows;
-    int64_t filtered = 0, admitted = 0, evicted = 0, dropped = 0;
+    std::vector<RowSlabs> slabs;  // of the first tier, by class
+    std::vector<std::unique_ptr<TierStore>> lower;
+    std::vector<uint64_t> tombstones;
+    int64_t filtered = 0, admitted = 0, evicted = 0, dropped = 0, promoted = 0, demoted = 0;
+    int64_t clock = 0;            // of accesses, for LRU
+    uint32_t cold_frequency = 0;  // LFU: rows that frequent were moved down last
     std::atomic<int64_t> lookups{0}, hits{0};
+
+    size_t FirstTierBytes() const;
   };
 
-  bool Admits(uint32_t frequency) const { return !config_.has_filter || frequency >= config_.filter_freq; }
-  void DefaultRow(uint64_t hash, float* out) const;
-  // Gives the entry (or, with null, a new one for the hash) a row with start values.
-  Entry* MakeRow(Shard& shard, Entry* entry, uint64_t hash);
-  void RemoveEntry(Shard& shard, Entry* entry);
-  float* Value(const Shard& shard, uint32_t row) const { return reinterpret_cast<float*>(shard.rows.Cell(row)); }
+  // Where a row is: its tier, its class (blocks - 1) and its place there, packed into an entry's state.
+  struct Address {
+    uint32_t tier, row_class, place;
+  };
+  static constexpr uint32_t kMaxPlace = (1u << 26) - 8;
+  static uint32_t Pack(uint32_t tier, size_t row_class, uint32_t place) {
+    return kFirstRow + (tier << 30 | static_cast<uint32_t>(row_class) << 26 | place);
+  }
+  static Address Unpack(uint32_t state) {
+    const uint32_t packed = state - kFirstRow;
+    return {packed >> 30, packed >> 26 & 15, packed & ((1u << 26) - 1)};
+  }
+
+  // A row in the first tier.
+  struct Row {
+    char* cell;
+    int64_t* meta;
+    const RowLayout* layout;
+    float* slot(size_t index) const { return reinterpret_cast<float*>(cell) + layout->slot_offsets[index]; }
+  };
+
   template <class Work>
   void ForEachShardOf(const KeySpan& keys, Work&& work);
 
+  void DefaultRow(uint64_t hash, float* out) const;
+  void FillStart(uint64_t hash, const Row& row, size_t begin) const;
+  void ReadValue(const RowLayout& layout, const char* cell, float* out) const;
+  void WriteValue(const Row& row, const float* value) const;
+  void Update(const Row& row, uint64_t hash, const float* gradient, const StepArgs& args, int64_t step, int64_t now,
+              float* scratch) const;
+
+  // Gives the entry (or, with null, a new one for the hash) a row with start values.
+  Entry* MakeRow(Shard& shard, Entry* entry, uint64_t hash, size_t row_class);
+  uint32_t AllocateTop(Shard& shard, size_t row_class);
+  void FreeRow(Shard& shard, const Entry& entry);
+  void RemoveEntry(Shard& shard, Entry* entry);
+  Row TopRow(const Shard& shard, const Entry& entry) const;
+  // The row in the first tier, moved there if need be.
+  Row Resident(Shard& shard, Entry* entry);
+  // The row for reading: moved up if it deserves a place above, otherwise where it is.
+  RowView ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch);
+  RowView Peek(const Shard& shard, const Entry& entry, std::vector<int64_t>* scratch) const;
+  void PrefetchRow(const Shard& shard, const Entry& entry) const;
+  void Touch(Shard& shard, int64_t* meta);
+
+  // Counts occurrences; the entry then has a row, or null or an entry without one is returned.
+  Entry* Count(Shard& shard, Entry* entry, const Item& item, int64_t call);
+  size_t WantedClass(const Entry& entry, const int64_t* meta) const;
+  void Grow(Shard& shard, Entry* entry);
+
+  void MakeRoom(Shard& shard, size_t bytes);
+  void Demote(Shard& shard, uint32_t tier, size_t bytes);
+  bool OverHighWater(const Shard& shard) const;
+
+  template <bool kTrain>
+  void LookupSimple(Shard& shard, const Item* items, size_t n, int64_t call, float* out);
+  template <bool kTrain>
+  void LookupGeneral(Shard& shard, const Item* items, size_t n, int64_t call, float* out);
+
   TableConfig config_;
   size_t slot_count_;
-  size_t cell_bytes_;
+  std::vector<RowLayout> classes_;
+  bool simple_;  // one class of float rows in memory: pointers to rows stay valid within a group
+  bool filters_;
+  int time_word_ = -1, rank_word_ = -1, access_word_ = -1;  // metadata words, -1 where not kept
+  size_t shard_limit_ = 0;                                  // bytes of the first tier for each shard; 0 is none
+  std::vector<std::shared_ptr<Budget>> budgets_;            // of the lower tiers
+  std::unique_ptr<CountingBloom> bloom_;
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::atomic<int64_t> updates_{0};
+  std::atomic<int64_t> updates_{0}, calls_{0};
+  std::atomic<bool> record_tombstones_{false};
+  // By rank: thresholds of the decayed frequency for blocks 2, 3, ..., and 1 - decay^t.
+  std::mutex rank_mutex_;
+  std::vector<std::atomic<float>> rank_thresholds_;
+  std::atomic<float> rank_correction_{1};
+  int64_t rank_updates_ = 0;
 };
 
 // Several tables at once. All spans run in one parallel loop.
@@ -127,7 +250,7 @@ struct PushItem {
   KeySpan keys;
   const float* gradients;
 };
-// learning_rate NaN: each optimizer's own.
-void Push(const std::vector<PushItem>& items, int64_t step, double learning_rate);
+// learning_rate NaN: each optimizer's own. `now` in seconds, for eviction by time.
+void Push(const std::vector<PushItem>& items, int64_t step, double learning_rate, int64_t now = 0);
 
 }  // namespace deeprec

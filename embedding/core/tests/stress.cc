@@ -55,7 +55,12 @@ void Snapshot(Table& table) {
   std::vector<uint8_t> present(keys.size());
   std::vector<int64_t> frequency(keys.size()), version(keys.size());
   std::vector<float> value(keys.size() * kDim), slot(keys.size() * kDim);
-  table.Export(Span(keys), present.data(), {frequency.data(), version.data(), value.data(), {slot.data()}});
+  deeprec::RowColumns columns;
+  columns.frequency = frequency.data();
+  columns.version = version.data();
+  columns.value = value.data();
+  columns.slots = {slot.data()};
+  table.Export(Span(keys), present.data(), columns);
   for (size_t i = 0; i < keys.size(); ++i) {
     if (!present[i]) continue;
     Check(version[i] >= -1, "a version is garbage");
@@ -71,7 +76,9 @@ void Snapshot(Table& table) {
 void Run(double seconds) {
   // A momentum that rounds to zero as a float: every update writes a slot, and sums stay exact.
   const Optimizer optimizer("SGD", {{"learning_rate", 1}, {"momentum", 1e-300}, {"nesterov", 0}});
-  Table table(TableConfig{kDim, optimizer, Initializer("Constant", 0, 0, 1), 0, false, 0, 40});
+  TableConfig config{kDim, {}, optimizer, Initializer("Constant", 0, 0, 1)};
+  config.eviction.steps_to_live = 40;
+  Table table(config);
   std::vector<std::atomic<int64_t>> sums(kHot);
   std::atomic<int64_t> step{0};
   std::atomic<bool> stop{false};
@@ -114,7 +121,7 @@ void Run(double seconds) {
   });
   threads.emplace_back([&] {
     while (!stop.load()) {
-      for (int64_t key : table.Evict(step.load())) Check(key >= kCold || key < 0, "a hot row was evicted");
+      for (int64_t key : table.Evict(step.load(), 0)) Check(key >= kCold || key < 0, "a hot row was evicted");
       Snapshot(table);
     }
   });
@@ -143,7 +150,11 @@ void Edges() {
   for (size_t n = 0; n <= text.size(); ++n) deeprec::Fingerprint64(text.data() + (text.size() - n), n);
   for (const size_t dim : {1u, 3u, 17u, 300u}) {
     const Optimizer optimizer("Adam", {{"learning_rate", 0.1}, {"beta_1", 0.9}, {"beta_2", 0.99}, {"epsilon", 1e-7}});
-    Table table(TableConfig{dim, optimizer, Initializer("TruncatedNormal", 0, 1, 1), 2, true, 0.5f, 1});
+    TableConfig config{dim, {}, optimizer, Initializer("TruncatedNormal", 0, 1, 1)};
+    config.admission.kind = deeprec::AdmissionConfig::Kind::kCounter;
+    config.admission.threshold = 2;
+    config.eviction.steps_to_live = 1;
+    Table table(config);
     std::vector<int64_t> keys;
     for (int64_t key = -3000; key < 3000; ++key) keys.push_back(key * 977 % 3500);
     std::vector<float> rows(keys.size() * dim);
@@ -152,7 +163,7 @@ void Edges() {
       deeprec::Push({{&table, Span(keys), rows.data()}}, step, kOwnRate);
       if (step == 3) table.Clear();
     }
-    table.Evict(100);
+    table.Evict(100, 0);
   }
   std::vector<int64_t> keys{1, 2, 1, -1, std::numeric_limits<int64_t>::min()};
   std::vector<int64_t> unique(keys.size()), counts(keys.size());

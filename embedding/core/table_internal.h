@@ -1,0 +1,90 @@
+// What the parts of the table's implementation share.
+#pragma once
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "table.h"
+
+namespace deeprec {
+
+// How many keys lie between the stages of the pipeline: enough to cover a memory access, few enough to stay in L1.
+constexpr size_t kDistance = 16;
+
+template <int kWrite>
+void PrefetchBytes(const void* start, size_t bytes) {
+  const char* at = static_cast<const char*>(start);
+  for (size_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(at + offset, kWrite);
+}
+
+inline void CopyRow(float* to, const float* from, size_t dim) {
+  switch (dim) {  // constant sizes become vector moves
+    case 8:
+      std::memcpy(to, from, 32);
+      break;
+    case 16:
+      std::memcpy(to, from, 64);
+      break;
+    case 32:
+      std::memcpy(to, from, 128);
+      break;
+    case 64:
+      std::memcpy(to, from, 256);
+      break;
+    default:
+      std::memcpy(to, from, dim * sizeof(float));
+  }
+}
+
+inline uint32_t AddSaturated(uint32_t a, uint32_t b) {
+  const uint32_t room = std::numeric_limits<uint32_t>::max() - a;
+  return a + (b < room ? b : room);
+}
+
+// Takes the lock, waiting only where asked to.
+template <class Lock>
+bool Take(Lock& lock, bool wait) {
+  if (!wait) return lock.try_lock();
+  lock.lock();
+  return true;
+}
+
+// Scratch of a thread, kept between batches.
+struct Scratch {
+  std::vector<float*> rows;
+  std::vector<uint32_t> table, first, next, last;
+  std::vector<double> sum;
+  std::vector<float> gradient, update, start;
+  std::vector<int64_t> row, view;
+};
+Scratch& ThreadScratch();
+
+constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+
+// The rank word of a row: decayed frequency (float bits) above the frequency that it has taken in.
+inline double RankFrequency(uint64_t packed) {
+  const auto bits = static_cast<uint32_t>(packed >> 32);
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+inline uint64_t PackRank(float frequency, uint32_t taken_in) {
+  uint32_t bits;
+  std::memcpy(&bits, &frequency, sizeof(bits));
+  return static_cast<uint64_t>(bits) << 32 | taken_in;
+}
+
+template <class Work>
+void Table::ForEachShardOf(const KeySpan& keys, Work&& work) {
+  ForEachGroup(GroupByShard({keys}), [&](size_t, int shard_index, const Item* items, size_t n, bool wait) {
+    Shard& shard = *shards_[shard_index];
+    std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
+    if (!Take(lock, wait)) return false;
+    work(shard, items, n);
+    return true;
+  });
+}
+
+}  // namespace deeprec

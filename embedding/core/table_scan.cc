@@ -1,0 +1,309 @@
+// Whole-table work: upsert, erase, eviction, ranks, export, import, statistics.
+#include <algorithm>
+#include <cmath>
+
+#include "table_internal.h"
+#include "thread_pool.h"
+
+namespace deeprec {
+namespace {
+
+std::vector<int64_t> SortedKeys(std::vector<uint64_t>* hashes) {
+  std::sort(hashes->begin(), hashes->end());
+  std::vector<int64_t> keys(hashes->size());
+  std::transform(hashes->begin(), hashes->end(), keys.begin(),
+                 [](uint64_t hash) { return static_cast<int64_t>(Unmix64(hash)); });
+  return keys;
+}
+
+double Norm(const std::vector<float>& values) {
+  double square = 0;
+  for (const float value : values) square += static_cast<double>(value) * value;
+  return std::sqrt(square);
+}
+
+}  // namespace
+
+void Table::Upsert(const KeySpan& keys, const float* values) {
+  ForEachShardOf(keys, [&](Shard& shard, const Item* items, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      Entry* entry = shard.index.Find(items[i].hash);
+      const size_t full = classes_.size() - 1;
+      if (entry != nullptr && entry->has_row() && Unpack(entry->state).row_class != full) {
+        RemoveEntry(shard, entry);
+        entry = nullptr;
+      }
+      if (entry == nullptr || !entry->has_row()) entry = MakeRow(shard, entry, items[i].hash, full);
+      entry->frequency = std::max(entry->frequency, config_.admission.threshold);
+      WriteValue(Resident(shard, entry), values + items[i].position * config_.dim);
+    }
+  });
+}
+
+size_t Table::Erase(const KeySpan& keys) {
+  std::atomic<size_t> erased{0};
+  ForEachShardOf(keys, [&](Shard& shard, const Item* items, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      Entry* entry = shard.index.Find(items[i].hash);
+      if (entry == nullptr) continue;
+      RemoveEntry(shard, entry);
+      erased.fetch_add(1, std::memory_order_relaxed);
+    }
+  });
+  return erased.load();
+}
+
+std::vector<int64_t> Table::Evict(int64_t step, int64_t now) {
+  const EvictionConfig& rules = config_.eviction;
+  if (!rules.any()) return {};
+  std::vector<std::vector<uint64_t>> evicted(kShards);
+  ParallelFor(kShards, [&](size_t s) {
+    Shard& shard = *shards_[s];
+    std::unique_lock<std::shared_mutex> lock(shard.mutex);
+    std::vector<int64_t> scratch;
+    std::vector<float> value(config_.dim);
+    std::vector<Entry*> stamp;
+    shard.index.ForEach([&](Entry* entry) {
+      if (!entry->has_row()) return;
+      const RowView view = Peek(shard, *entry, &scratch);
+      bool gone = false;
+      const int64_t version = view.meta[0];
+      const int64_t time = time_word_ < 0 ? 0 : view.meta[time_word_];
+      if (rules.steps_to_live >= 0 && version != kNeverUpdated) gone = step - version > rules.steps_to_live;
+      if (rules.seconds_to_live >= 0 && time != 0) gone = gone || now - time > rules.seconds_to_live;
+      if (!gone && rules.l2_threshold > 0) {
+        ReadValue(classes_[Unpack(entry->state).row_class], view.cell, value.data());
+        gone = Norm(value) < rules.l2_threshold;
+      }
+      if (gone) {
+        evicted[s].push_back(entry->hash);
+        RemoveEntry(shard, entry);
+      } else if ((rules.steps_to_live >= 0 && version == kNeverUpdated) || (rules.seconds_to_live >= 0 && time == 0)) {
+        stamp.push_back(entry);
+      }
+    });
+    // A row that was never updated starts to age now. Moving it up may move others down, so not while scanning.
+    for (Entry* entry : stamp) {
+      const Row row = Resident(shard, entry);
+      if (rules.steps_to_live >= 0 && row.meta[0] == kNeverUpdated) row.meta[0] = step;
+      if (rules.seconds_to_live >= 0 && row.meta[time_word_] == 0) row.meta[time_word_] = now;
+    }
+    shard.evicted += static_cast<int64_t>(evicted[s].size());
+  });
+  std::vector<uint64_t> all;
+  for (const auto& part : evicted) all.insert(all.end(), part.begin(), part.end());
+  return SortedKeys(&all);
+}
+
+void Table::Clear() {
+  for (auto& shard : shards_) {
+    std::unique_lock<std::shared_mutex> lock(shard->mutex);
+    shard->index.Clear();
+    for (RowSlabs& slab : shard->slabs) slab.Clear();
+    for (auto& tier : shard->lower) tier->Clear();
+    shard->tombstones.clear();
+    shard->filtered = 0;
+  }
+  if (bloom_) {
+    for (int bucket = 0; bucket < kNumBuckets; ++bucket) {
+      std::unique_lock<std::shared_mutex> lock(shards_[bucket & (kShards - 1)]->mutex);
+      std::fill(bloom_->bucket_data(bucket), bloom_->bucket_data(bucket) + bloom_->bucket_bytes(), 0);
+    }
+  }
+}
+
+void Table::CopyBloom(int bucket, char* counters, bool in) {
+  std::unique_lock<std::shared_mutex> lock(shards_[bucket & (kShards - 1)]->mutex);
+  char* data = bloom_->bucket_data(bucket);
+  if (in) {
+    std::memcpy(data, counters, bloom_->bucket_bytes());
+  } else {
+    std::memcpy(counters, data, bloom_->bucket_bytes());
+  }
+}
+
+// DeepRec's rule: of n blocks, block k goes to the (p^(n+1-k) - 1) / (p^(n+1) - 1) most frequent part of the keys.
+void Table::RefreshRanks() {
+  if (!config_.block.by_rank) return;
+  std::lock_guard<std::mutex> only(rank_mutex_);
+  const double decay = config_.block.decay;
+  const double correction = 1 - std::pow(decay, static_cast<double>(++rank_updates_));
+  std::vector<float> frequencies;
+  for (auto& shard : shards_) {
+    std::unique_lock<std::shared_mutex> lock(shard->mutex);
+    std::vector<Entry*> entries;
+    shard->index.ForEach([&](Entry* entry) {
+      if (entry->has_row()) entries.push_back(entry);
+    });
+    for (Entry* entry : entries) {
+      const Row row = Resident(*shard, entry);
+      auto packed = static_cast<uint64_t>(row.meta[rank_word_]);
+      const uint32_t fresh = entry->frequency - static_cast<uint32_t>(packed);
+      const auto taken = static_cast<float>(decay * RankFrequency(packed) + (1 - decay) * fresh);
+      row.meta[rank_word_] = static_cast<int64_t>(PackRank(taken, entry->frequency));
+      if (taken > 1e-6f) frequencies.push_back(taken);
+    }
+  }
+  std::sort(frequencies.begin(), frequencies.end(), std::greater<float>());
+  const double base = config_.block.rank_base;
+  const auto blocks = static_cast<double>(config_.block.blocks);
+  for (size_t k = 2; k <= config_.block.blocks; ++k) {
+    const double share = (std::pow(base, blocks + 1 - static_cast<double>(k)) - 1) / (std::pow(base, blocks + 1) - 1);
+    const auto rank = static_cast<size_t>(share * static_cast<double>(frequencies.size()));
+    const float threshold =
+        rank == 0 ? std::numeric_limits<float>::infinity() : frequencies[rank - 1] / static_cast<float>(correction);
+    rank_thresholds_[k - 2].store(threshold);
+  }
+  rank_correction_.store(static_cast<float>(1 - std::pow(decay, static_cast<double>(rank_updates_ + 1))));
+}
+
+void Table::RecordTombstones(bool on) { record_tombstones_.store(on); }
+
+std::vector<int64_t> Table::TakeTombstones() {
+  std::vector<uint64_t> all;
+  for (auto& shard : shards_) {
+    std::unique_lock<std::shared_mutex> lock(shard->mutex);
+    all.insert(all.end(), shard->tombstones.begin(), shard->tombstones.end());
+    shard->tombstones.clear();
+    shard->tombstones.shrink_to_fit();
+  }
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return SortedKeys(&all);
+}
+
+void Table::Keys(std::vector<int64_t>* rows, std::vector<int64_t>* filtered, std::vector<int64_t>* counts) {
+  std::vector<uint64_t> with_row;
+  std::vector<std::pair<uint64_t, uint32_t>> without_row;
+  for (auto& shard : shards_) {
+    std::shared_lock<std::shared_mutex> lock(shard->mutex);
+    shard->index.ForEach([&](const Entry* entry) {
+      if (entry->has_row()) {
+        with_row.push_back(entry->hash);
+      } else {
+        without_row.emplace_back(entry->hash, entry->frequency);
+      }
+    });
+  }
+  *rows = SortedKeys(&with_row);
+  std::sort(without_row.begin(), without_row.end());
+  filtered->clear();
+  counts->clear();
+  for (const auto& [hash, count] : without_row) {
+    filtered->push_back(static_cast<int64_t>(Unmix64(hash)));
+    counts->push_back(count);
+  }
+}
+
+void Table::Export(const KeySpan& keys, uint8_t* present, const RowColumns& columns) {
+  const size_t dim = config_.dim;
+  ForEachGroup(GroupByShard({keys}), [&](size_t, int shard_index, const Item* items, size_t n, bool wait) {
+    Shard& shard = *shards_[shard_index];
+    std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
+    if (!Take(lock, wait)) return false;
+    std::vector<int64_t>& scratch = ThreadScratch().view;
+    for (size_t i = 0; i < n; ++i) {
+      const size_t to = items[i].position;
+      const Entry* entry = shard.index.Find(items[i].hash);
+      present[to] = entry != nullptr && entry->has_row();
+      if (!present[to]) continue;
+      const size_t row_class = Unpack(entry->state).row_class;
+      const RowLayout& layout = classes_[row_class];
+      const RowView view = Peek(shard, *entry, &scratch);
+      if (columns.frequency != nullptr) columns.frequency[to] = entry->frequency;
+      if (columns.version != nullptr) columns.version[to] = view.meta[0];
+      if (columns.time != nullptr && time_word_ >= 0) columns.time[to] = view.meta[time_word_];
+      if (columns.blocks != nullptr) columns.blocks[to] = static_cast<int64_t>(row_class) + 1;
+      if (columns.value != nullptr) ReadValue(layout, view.cell, columns.value + to * dim);
+      for (size_t s = 0; s < columns.slots.size(); ++s) {
+        const size_t width = slot_width(s);
+        float* slot = columns.slots[s] + to * width;
+        const float* from = reinterpret_cast<const float*>(view.cell) + layout.slot_offsets[s];
+        CopyRow(slot, from, layout.slot_widths[s]);
+        std::fill(slot + layout.slot_widths[s], slot + width, config_.optimizer.slots()[s].initial);
+      }
+    }
+    return true;
+  });
+}
+
+void Table::Import(const KeySpan& keys, const RowColumns& columns) {
+  const size_t dim = config_.dim;
+  ForEachShardOf(keys, [&](Shard& shard, const Item* items, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      const size_t from = items[i].position;
+      const size_t last = classes_.size() - 1;
+      const size_t row_class =
+          columns.blocks == nullptr ? last : std::min<size_t>(last, static_cast<size_t>(columns.blocks[from] - 1));
+      Entry* entry = shard.index.Find(items[i].hash);
+      if (entry != nullptr && entry->has_row() && Unpack(entry->state).row_class != row_class) {
+        RemoveEntry(shard, entry);
+        entry = nullptr;
+      }
+      if (entry == nullptr || !entry->has_row()) entry = MakeRow(shard, entry, items[i].hash, row_class);
+      const int64_t frequency = std::clamp<int64_t>(columns.frequency[from], 0, std::numeric_limits<uint32_t>::max());
+      // A row that was admitted once stays admitted, also under a higher threshold.
+      entry->frequency = std::max(static_cast<uint32_t>(frequency), config_.admission.threshold);
+      const Row row = Resident(shard, entry);
+      row.meta[0] = columns.version[from];
+      if (time_word_ >= 0) row.meta[time_word_] = columns.time == nullptr ? 0 : columns.time[from];
+      WriteValue(row, columns.value + from * dim);
+      for (size_t s = 0; s < slot_count_; ++s) {
+        CopyRow(row.slot(s), columns.slots[s] + from * slot_width(s), row.layout->slot_widths[s]);
+      }
+    }
+  });
+}
+
+void Table::ImportFiltered(const KeySpan& keys) {
+  ForEachShardOf(keys, [&](Shard& shard, const Item* items, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      if (bloom_) {
+        bloom_->Add(items[i].hash, items[i].count);
+        continue;
+      }
+      Entry* entry = shard.index.Find(items[i].hash);
+      if (entry == nullptr) {
+        entry = shard.index.Insert(items[i].hash);
+        entry->state = kFiltered;
+        ++shard.filtered;
+      }
+      if (!entry->has_row()) entry->frequency = items[i].count;
+    }
+  });
+}
+
+TableStats Table::Stats() const {
+  TableStats stats;
+  stats.tiers.resize(config_.tiers.size());
+  for (size_t tier = 0; tier < config_.tiers.size(); ++tier) stats.tiers[tier].kind = DescribeTier(config_.tiers[tier]);
+  int64_t index_bytes = bloom_ ? static_cast<int64_t>(bloom_->bytes()) : 0;
+  for (const auto& shard : shards_) {
+    std::shared_lock<std::shared_mutex> lock(shard->mutex);
+    for (const RowSlabs& slab : shard->slabs) {
+      stats.tiers[0].rows += static_cast<int64_t>(slab.live());
+      stats.tiers[0].bytes += static_cast<int64_t>(slab.bytes());
+    }
+    for (size_t tier = 0; tier < shard->lower.size(); ++tier) {
+      stats.tiers[tier + 1].rows += static_cast<int64_t>(shard->lower[tier]->rows());
+      stats.tiers[tier + 1].bytes += static_cast<int64_t>(shard->lower[tier]->bytes());
+    }
+    index_bytes += static_cast<int64_t>(shard->index.bytes());
+    stats.filtered += shard->filtered;
+    stats.admitted += shard->admitted;
+    stats.evicted += shard->evicted;
+    stats.dropped += shard->dropped;
+    stats.promoted += shard->promoted;
+    stats.demoted += shard->demoted;
+    stats.lookups += shard->lookups.load(std::memory_order_relaxed);
+    stats.hits += shard->hits.load(std::memory_order_relaxed);
+  }
+  stats.bytes = index_bytes;
+  for (const TierStats& tier : stats.tiers) {
+    stats.rows += tier.rows;
+    stats.bytes += tier.bytes;
+  }
+  return stats;
+}
+
+}  // namespace deeprec

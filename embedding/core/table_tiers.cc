@@ -1,0 +1,162 @@
+// Rows on the move between tiers.
+//
+// Everything is computed on rows of the first tier. It is bounded: a row that needs a place there moves others down
+// first, the least frequent or the least recently used ones; the background thread does so ahead of need.
+#include <algorithm>
+
+#include "maintenance.h"
+#include "table_internal.h"
+
+namespace deeprec {
+
+void Table::Touch(Shard& shard, int64_t* meta) {
+  if (access_word_ >= 0) meta[access_word_] = ++shard.clock;
+}
+
+RowView Table::Peek(const Shard& shard, const Entry& entry, std::vector<int64_t>* scratch) const {
+  const Address at = Unpack(entry.state);
+  if (at.tier == 0) {
+    const Row row = TopRow(shard, entry);
+    return {row.cell, row.meta};
+  }
+  return shard.lower[at.tier - 1]->View(entry.hash, at.row_class, at.place, scratch);
+}
+
+void Table::PrefetchRow(const Shard& shard, const Entry& entry) const {
+  const Address at = Unpack(entry.state);
+  if (at.tier == 0) {
+    PrefetchBytes<1>(shard.slabs[at.row_class].Cell(at.place), classes_[at.row_class].cell_bytes);
+  } else {
+    shard.lower[at.tier - 1]->Prefetch(at.row_class, at.place);
+  }
+}
+
+Table::Row Table::Resident(Shard& shard, Entry* entry) {
+  Address at = Unpack(entry->state);
+  if (at.tier == 0) {
+    const Row row = TopRow(shard, *entry);
+    Touch(shard, row.meta);
+    return row;
+  }
+  const RowLayout& layout = classes_[at.row_class];
+  Scratch& scratch = ThreadScratch();
+  const RowView view = Peek(shard, *entry, &scratch.view);
+  scratch.row.resize((layout.cell_bytes + 7) / 8 + layout.meta_words);
+  std::copy(view.meta, view.meta + layout.meta_words, scratch.row.begin());
+  std::memcpy(scratch.row.data() + layout.meta_words, view.cell, layout.cell_bytes);
+  const uint32_t place = AllocateTop(shard, at.row_class);
+  at = Unpack(entry->state);  // making room may have moved this row one tier further down
+  shard.lower[at.tier - 1]->Erase(entry->hash, at.row_class, at.place);
+  entry->state = Pack(0, at.row_class, place);
+  const Row row = TopRow(shard, *entry);
+  std::copy(scratch.row.begin(), scratch.row.begin() + static_cast<std::ptrdiff_t>(layout.meta_words), row.meta);
+  std::memcpy(row.cell, scratch.row.data() + layout.meta_words, layout.cell_bytes);
+  ++shard.promoted;
+  Touch(shard, row.meta);
+  return row;
+}
+
+RowView Table::ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch) {
+  const Address at = Unpack(entry->state);
+  // A row that is no more frequent than those that were moved down last would be the next to go: it is read below.
+  const bool deserves =
+      at.tier == 0 || config_.lru || entry->frequency > shard.cold_frequency ||
+      shard.FirstTierBytes() + shard.slabs[at.row_class].RowBytes() <= shard_limit_ - shard_limit_ / 8;
+  if (!deserves) return Peek(shard, *entry, scratch);
+  const Row row = Resident(shard, entry);
+  return {row.cell, row.meta};
+}
+
+bool Table::OverHighWater(const Shard& shard) const {
+  return shard.FirstTierBytes() > shard_limit_ - shard_limit_ / 16;
+}
+
+void Table::MakeRoom(Shard& shard, size_t bytes) {
+  const size_t used = shard.FirstTierBytes();
+  if (used + bytes <= shard_limit_) return;
+  if (shard.lower.empty()) {
+    throw StorageFull(
+        "The table's memory is full and it has no other tier: raise storage_size, evict, or add a tier. "
+        "Received: storage_size=" +
+        std::to_string(shard_limit_ * kShards));
+  }
+  Demote(shard, 0, std::max(bytes, shard_limit_ / 16));
+}
+
+void Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {
+  struct Victim {
+    uint64_t major, minor;
+    Entry* entry;
+    bool operator<(const Victim& other) const {
+      return major != other.major ? major < other.major : minor < other.minor;
+    }
+  };
+  std::vector<Victim> victims;
+  std::vector<int64_t> scratch;
+  shard.index.ForEach([&](Entry* entry) {
+    if (!entry->has_row() || Unpack(entry->state).tier != tier) return;
+    const auto access = static_cast<uint64_t>(Peek(shard, *entry, &scratch).meta[access_word_]);
+    victims.push_back(config_.lru ? Victim{access, 0, entry} : Victim{entry->frequency, access, entry});
+  });
+  const size_t smallest = shard.slabs[0].RowBytes();
+  const size_t wanted = std::min(victims.size(), bytes / smallest + 1);
+  if (wanted < victims.size()) {
+    std::nth_element(victims.begin(), victims.begin() + static_cast<std::ptrdiff_t>(wanted), victims.end());
+  }
+  std::sort(victims.begin(), victims.begin() + static_cast<std::ptrdiff_t>(wanted));
+  TierStore& target = *shard.lower[tier];
+  size_t freed = 0;
+  for (size_t i = 0; i < wanted && freed < bytes; ++i) {
+    Entry* entry = victims[i].entry;
+    const Address at = Unpack(entry->state);
+    const RowView view = Peek(shard, *entry, &scratch);
+    uint32_t place;
+    try {
+      place = target.Put(entry->hash, at.row_class, view.cell, view.meta);
+    } catch (const StorageFull&) {
+      if (tier + 1 < shard.lower.size()) {
+        Demote(shard, tier + 1, std::max<size_t>(bytes - freed, 64 * 1024));
+        const RowView again = Peek(shard, *entry, &scratch);
+        place = target.Put(entry->hash, at.row_class, again.cell, again.meta);
+      } else if (freed > 0) {
+        break;  // some room was made; the caller sees whether it is enough
+      } else {
+        throw;
+      }
+    }
+    FreeRow(shard, *entry);
+    entry->state = Pack(tier + 1, at.row_class, place);
+    freed += shard.slabs[at.row_class].RowBytes();
+    ++shard.demoted;
+    if (tier == 0) shard.cold_frequency = std::max(shard.cold_frequency, entry->frequency);
+  }
+}
+
+bool Table::Maintain() {
+  bool worked = false;
+  for (auto& owned : shards_) {
+    Shard& shard = *owned;
+    std::unique_lock<std::shared_mutex> lock(shard.mutex);
+    if (!shard.lower.empty() && OverHighWater(shard)) {
+      shard.cold_frequency = 0;
+      try {
+        Demote(shard, 0, shard.FirstTierBytes() - (shard_limit_ - shard_limit_ / 8));
+        worked = true;
+      } catch (const StorageFull&) {
+        // Nothing was moved. Whoever needs the room meets the error in its own call, with the row still in place.
+      }
+    }
+    for (size_t tier = 0; tier < shard.lower.size(); ++tier) {
+      const auto moved = [&](uint64_t hash, size_t row_class, uint32_t from, uint32_t to) {
+        Entry* entry = shard.index.Find(hash);
+        if (entry != nullptr && entry->state == Pack(static_cast<uint32_t>(tier) + 1, row_class, from)) {
+          entry->state = Pack(static_cast<uint32_t>(tier) + 1, row_class, to);
+        }
+      };
+      worked = shard.lower[tier]->Compact(moved) || worked;
+    }
+  }
+  return worked;
+}
+
+}  // namespace deeprec

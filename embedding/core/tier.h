@@ -1,0 +1,85 @@
+// Lower storage tiers: where rows go that the first tier has no room for.
+//
+// One TierStore holds the rows of one shard and is used under that shard's lock: View with the lock shared, everything
+// else with the lock held alone.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "layout.h"
+#include "memory.h"
+
+namespace deeprec {
+
+enum class TierKind { kDram, kPmemFile, kPmemMemkind, kSsd, kLevelDb };
+
+struct TierConfig {
+  TierKind kind = TierKind::kDram;
+  uint64_t bytes = 0;  // hard limit; 0 is none
+  std::string path;    // directory; empty where the kind needs none
+  int node = 0;        // NUMA node of kPmemMemkind
+};
+
+// The bytes that all shards of one tier may use together.
+class Budget {
+ public:
+  explicit Budget(uint64_t limit) : limit_(limit) {}
+  bool Reserve(uint64_t bytes) {
+    const uint64_t before = used_.fetch_add(bytes);
+    if (limit_ == 0 || before + bytes <= limit_) return true;
+    used_.fetch_sub(bytes);
+    return false;
+  }
+  void Release(uint64_t bytes) { used_.fetch_sub(bytes); }
+  uint64_t used() const { return used_.load(); }
+  uint64_t limit() const { return limit_; }
+
+ private:
+  const uint64_t limit_;
+  std::atomic<uint64_t> used_{0};
+};
+
+// A row where it lies; valid until the tier changes.
+struct RowView {
+  const char* cell;
+  const int64_t* meta;
+};
+
+class TierStore {
+ public:
+  virtual ~TierStore() = default;
+  // Stores a row of a class and returns its handle, below 2^26. Throws StorageFull (or std::runtime_error for an I/O
+  // error) without changing anything.
+  virtual uint32_t Put(uint64_t hash, size_t row_class, const char* cell, const int64_t* meta) = 0;
+  // `scratch` may be used to hold the row.
+  virtual RowView View(uint64_t hash, size_t row_class, uint32_t handle, std::vector<int64_t>* scratch) const = 0;
+  virtual void Prefetch(size_t row_class, uint32_t handle) const = 0;
+  virtual void Erase(uint64_t hash, size_t row_class, uint32_t handle) = 0;
+  virtual void Clear() = 0;
+  // Moves rows together where much is dead; calls moved(hash, class, old handle, new handle) for each. Returns whether
+  // there is more to do.
+  using Moved = std::function<void(uint64_t, size_t, uint32_t, uint32_t)>;
+  virtual bool Compact(const Moved& moved) = 0;
+  virtual size_t rows() const = 0;
+  virtual size_t bytes() const = 0;
+};
+
+// Throws std::invalid_argument for a kind that this build lacks (naming the package) or a path that cannot be used.
+std::unique_ptr<TierStore> MakeTierStore(const TierConfig& config, const std::vector<RowLayout>& classes,
+                                         const std::shared_ptr<Budget>& budget);
+
+// Zeroed memory of a tier that is memory to the CPU: DRAM, a mapped file, or a NUMA node.
+ZeroedBlock MakeTierBlock(const TierConfig& config, size_t bytes);
+
+// What the system granted for a tier, for statistics: "dram", "pmem (MAP_SYNC)", "pmem (file)", "numa node 1", "ssd
+// log".
+std::string DescribeTier(const TierConfig& config);
+
+}  // namespace deeprec

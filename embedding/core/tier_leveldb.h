@@ -1,0 +1,14 @@
+// A lower tier in a LevelDB database; the library is optional at build.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tier.h"
+
+namespace deeprec {
+
+std::unique_ptr<TierStore> MakeLevelDbTier(const TierConfig& config, const std::vector<RowLayout>& classes,
+                                           const std::shared_ptr<Budget>& budget);
+
+}  // namespace deeprec
