@@ -94,8 +94,8 @@ def query(
     texts = [*(row or []), *(file.read_text(encoding="utf-8").splitlines() if file else [])]
     try:
         if not texts:
-            for name, kind in queries.inputs(str(model)).items():
-                typer.echo(f"{name}\t{kind}")
+            for feature in queries.model_spec(str(model)).features:
+                typer.echo(f"{feature.name}\t{feature.kind.value}\t{feature.raw_type}")
             return
         for answer in queries.query(str(model), [json.loads(text) for text in texts if text.strip()]):
             typer.echo(json.dumps(answer))

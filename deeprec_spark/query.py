@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import tensorflow as tf
+from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec
 
 SIGNATURE = "serving_default"
+DESCRIPTION = "assets.extra/deeprec_spark.json"
 
 
 def query(model_dir: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -20,13 +20,14 @@ def query(model_dir: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
     Args:
         model_dir: The folder that `export` wrote.
-        rows: One mapping per row; all rows name the same columns.
+        rows: One mapping per row, each with all columns of the model. None is a missing value and takes the
+            feature's default; sequences are lists of any length.
 
     Returns:
         For each row the model's outputs by name.
 
     Raises:
-        FileNotFoundError: There is no SavedModel.
+        FileNotFoundError: There is no exported model.
         ValueError: A column is missing, unknown, or holds values of another type.
 
     Example:
@@ -35,13 +36,19 @@ def query(model_dir: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     """
     import tensorflow as tf
 
-    if not (Path(model_dir) / "saved_model.pb").is_file():
-        raise FileNotFoundError(f"There is no SavedModel in this folder. Received: model={model_dir!r}")
+    spec = model_spec(model_dir)
+    if not rows:
+        raise ValueError("A query needs at least one row. Received: rows=[]")
+    for row in rows:
+        _check_columns(spec, row)
+    columns = {
+        feature.name: _column(feature, [row[feature.name] for row in rows]) for feature in spec.features
+    }
     # Signatures live as long as the object they come from.
     loaded = tf.saved_model.load(model_dir)
     signature = loaded.signatures[SIGNATURE]
-    specs = signature.structured_input_signature[1]
-    outputs = signature(**{name: _tensor(name, spec, rows) for name, spec in _checked(specs, rows).items()})
+    types = signature.structured_input_signature[1]
+    outputs = signature(**{name: tf.constant(array, types[name].dtype) for name, array in columns.items()})
     arrays = {name: value.numpy().reshape(len(rows), -1) for name, value in sorted(outputs.items())}
     return [
         {
@@ -52,57 +59,64 @@ def query(model_dir: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     ]
 
 
-def inputs(model_dir: str) -> dict[str, str]:
-    """The columns that a SavedModel takes, and their types, as `int64 [batch, 8]`."""
-    import tensorflow as tf
-
-    specs = tf.saved_model.load(model_dir).signatures[SIGNATURE].structured_input_signature[1]
-    return {
-        name: f"{spec.dtype.name} [{', '.join(['batch', *(str(size or '?') for size in spec.shape[1:])])}]"
-        for name, spec in specs.items()
-    }
+def model_spec(model_dir: str) -> FeatureSpec:
+    """The columns that an exported model takes; a FileNotFoundError where there is none."""
+    folder = Path(model_dir)
+    if not (folder / "saved_model.pb").is_file() or not (folder / DESCRIPTION).is_file():
+        raise FileNotFoundError(f"There is no exported model in this folder. Received: model={model_dir!r}")
+    description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    return FeatureSpec.model_validate(description["feature_spec"])
 
 
-def _checked(
-    specs: Mapping[str, tf.TensorSpec], rows: Sequence[Mapping[str, Any]]
-) -> Mapping[str, tf.TensorSpec]:
-    if not rows:
-        raise ValueError("A query needs at least one row. Received: rows=[]")
-    for row in rows:
-        missing, unknown = sorted(set(specs) - set(row)), sorted(set(row) - set(specs))
-        if missing or unknown:
-            raise ValueError(
-                f"A row must name each column of the model. "
-                f"Received: missing {missing}, unknown {unknown} in {json.dumps(dict(row))[:200]}"
-            )
-    return specs
-
-
-def _tensor(name: str, spec: tf.TensorSpec, rows: Sequence[Mapping[str, Any]]) -> tf.Tensor:
-    import tensorflow as tf
-
-    values = [row[name] for row in rows]
-    try:
-        if spec.dtype == tf.string:
-            array = np.array([_text(value) for value in values])
-        else:
-            array = np.array(values)
-            wanted = spec.dtype.as_numpy_dtype
-            if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and np.dtype(wanted).kind in "iu"):
-                raise TypeError("these are not such numbers")
-            array = array.astype(wanted)
-        return tf.reshape(tf.constant(array, spec.dtype), [-1, *spec.shape[1:]])
-    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+def _check_columns(spec: FeatureSpec, row: Mapping[str, Any]) -> None:
+    missing, unknown = sorted(set(spec.feature_names) - set(row)), sorted(set(row) - set(spec.feature_names))
+    if missing or unknown:
         raise ValueError(
-            f"Column {name!r} takes {spec.dtype.name} values of shape {tuple(spec.shape[1:])}: {error}. "
-            f"Received: {values[:3]!r}"
+            f"A row must name each column of the model, with null where there is no value. "
+            f"Received: missing {missing}, unknown {unknown} in {json.dumps(dict(row))[:200]}"
+        )
+
+
+def _column(feature: Feature, values: Sequence[Any]) -> np.ndarray:
+    """The raw values of one column as the array that the graph takes."""
+    try:
+        if feature.kind is FeatureKind.SEQUENCE:
+            filler = "" if feature.raw_type == "string" else feature.padding_value
+            lists = [_list(value) for value in values]
+            longest = max(1, *map(len, lists)) if lists else 1
+            full = [[*items, *[filler] * (longest - len(items))] for items in lists]
+            return _array(feature, [item for items in full for item in items]).reshape(len(full), longest)
+        missing: Any = "" if feature.raw_type == "string" else -1
+        if feature.kind is FeatureKind.DENSE:
+            missing = float("nan")  # the graph gives it the feature's default
+        elif feature.default is not None:
+            missing = feature.default
+        if feature.width is not None:
+            rows = [[missing] * feature.width if value is None else _list(value) for value in values]
+            return _array(feature, rows).reshape(len(rows), feature.width)
+        return _array(feature, [missing if value is None else value for value in values])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"Column {feature.name!r} takes {feature.raw_type} values ({feature.kind.value}): {error}. "
+            f"Received: {list(values[:3])!r}"
         ) from error
 
 
-def _text(value: Any) -> Any:
-    """Strings (and lists of strings) as bytes; numbers are not taken for text in silence."""
-    if isinstance(value, list):
-        return [_text(item) for item in value]
-    if not isinstance(value, str):
-        raise TypeError("text is in quotes in JSON")
-    return value.encode("utf-8")
+def _list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise TypeError("a list is needed")
+    return value
+
+
+def _array(feature: Feature, values: list[Any]) -> np.ndarray:
+    """A flat array of raw values; text is not taken for numbers in silence, nor the other way round."""
+    if feature.raw_type == "string":
+        if not all(isinstance(value, str) for value in values):
+            raise TypeError("text is needed, in quotes in JSON")
+        return np.array([value.encode("utf-8") for value in values], dtype=object)
+    array = np.array(values)
+    if array.dtype.kind not in ("iu" if feature.raw_type == "int64" else "iuf"):
+        raise TypeError(f"{'whole ' if feature.raw_type == 'int64' else ''}numbers are needed")
+    return array.astype(feature.raw_type)

@@ -79,11 +79,11 @@ def test_the_exported_model_answers_raw_rows_without_spark(
     code = f"""
 import json, sys
 sys.modules["pyspark"] = None  # importing it is an error from here on
-from deeprec_spark.query import query, inputs
-print(json.dumps([query({model!r}, [{row!r}] * 2), sorted(inputs({model!r}))]))
+from deeprec_spark.query import model_spec, query
+print(json.dumps([query({model!r}, [{row!r}] * 2), model_spec({model!r}).feature_names]))
 """
     answers, names = json.loads(run_python(code).stdout)
-    assert names == sorted(row)
+    assert names == list(row)
     assert answers[0] == answers[1]
     assert all(0 < value < 1 for value in answers[0].values())
 

@@ -110,9 +110,9 @@ def run_demo(options: DemoOptions) -> int:
     """Run it; returns the exit code. The last line of standard output is `RESULT {json}`."""
     from deeprec_spark.jobs import common
 
+    started = time.monotonic()
     common.setup_logging()
     import_tensorflow()
-    started = time.monotonic()
     try:
         config = demo_config(options)
     except ConfigError as error:
