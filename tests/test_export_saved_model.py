@@ -20,10 +20,12 @@ from deeprec_spark.embedding.options import (
     EmbeddingVariableOption,
     InitializerOption,
 )
-from deeprec_spark.export.saved_model import METADATA, export_saved_model
+from deeprec_spark.export.outputs import METADATA
+from deeprec_spark.export.saved_model import export_saved_model
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.layers.tables import table_specs
+from deeprec_spark.query import query
 from deeprec_spark.training.trainer import Trainer
 from tests.checkpoints import LIMITS
 from tests.conftest import RunPython
@@ -159,9 +161,21 @@ def test_only_tensorflow_is_needed_and_nothing_differs(tmp_path: Path, run_pytho
             np.testing.assert_allclose(outputs["prediction"], expected, atol=1e-6)
     metadata = json.loads((tmp_path / "export" / METADATA).read_text())
     assert metadata["step"] == 5
-    assert FeatureSpec.model_validate(metadata["feature_spec"]) == SPEC
+    spec = FeatureSpec.model_validate(metadata["feature_spec"])
+    assert [spec.feature_names, spec.labels] == [names, SPEC.labels]
+    asked = [{name: _raw(raw[f"serving_default/{name}"][row]) for name in names} for row in range(5)]
+    answers = query(str(tmp_path / "export"), asked)
+    np.testing.assert_allclose([answer["prediction"] for answer in answers], expected[:5], atol=1e-6)
+    absent = {"user": -1, "tags": [], "price": 0.0}  # what null stands for
+    [first, second] = query(str(tmp_path / "export"), [dict.fromkeys(names), absent])
+    assert first == second
     rare = reader.store.tables["rare"]
     assert 0 < len(rare.rows.keys) < 6  # some ids are admitted, others read the filter's default
+
+
+def _raw(value: Any) -> Any:
+    """A value as JSON has it; sequences without their padding, so of different lengths."""
+    return [int(item) for item in value if item != -1] if np.ndim(value) else value.item()
 
 
 def test_a_subclassed_model_without_a_spec(tmp_path: Path) -> None:

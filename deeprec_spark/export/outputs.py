@@ -1,10 +1,11 @@
-"""How predictions are called and shaped, in DataFrames and exported models alike."""
+"""What predictions are called, in DataFrames and exported models alike, and where a model keeps its FeatureSpec."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 PREDICTION = "prediction"
+METADATA = "assets.extra/deeprec_spark.json"
 
 
 def prediction_names(outputs: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from deeprec_spark.checkpoint.snapshot import SnapshotStore
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.export import raw
 from deeprec_spark.export.commit import committed_directory
-from deeprec_spark.export.outputs import prediction_names
+from deeprec_spark.export.outputs import METADATA, prediction_names
 from deeprec_spark.export.tables import SortedTable
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.layers import context
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 RAW = "serving_default"
 PREPARED = "prepared"
-METADATA = "assets.extra/deeprec_spark.json"
 Tensor = Any
 
 
@@ -78,16 +77,17 @@ def export_saved_model(
     store.create_tables(table_specs(model))
     _load_dense(model, store)
     module = _ExportedModel(model, store, binding)
-    forward = module.forward
-    prepared = tf.function(forward, autograph=False).get_concrete_function(columns)
+    prepared = tf.function(module.forward, autograph=False).get_concrete_function(columns)
     signatures = {PREPARED: prepared, RAW: prepared}
-    if spec is not None:
-        signatures[RAW] = _raw_function(forward, spec, columns)
+    # A model may take some of the spec's features only: its callers need not send the others.
+    used = None if spec is None else _features_of(spec, columns)
+    if used is not None:
+        signatures[RAW] = _raw_function(module.forward, used)
     with committed_directory(location, overwrite=overwrite) as folder:
         tf.saved_model.save(module, str(folder), signatures=signatures)
         extra = folder / METADATA
         extra.parent.mkdir(parents=True)
-        extra.write_text(json.dumps(_metadata(store.manifest, spec), indent=1) + "\n", encoding="utf-8")
+        extra.write_text(json.dumps(_metadata(store.manifest, used), indent=1) + "\n", encoding="utf-8")
     logger.info("Exported step %d of model %r to %s", store.step, model.name, location)
     return location
 
@@ -119,14 +119,16 @@ class _ExportedModel(tf.Module):
         return {name: _squeeze(tensor) for name, tensor in zip(names, flat, strict=True)}
 
 
-def _raw_function(forward: Callable[..., Any], spec: FeatureSpec, columns: Mapping[str, Any]) -> Any:
-    # A model may take some of the spec's features only: its callers need not send the others.
-    used = FeatureSpec(features=tuple(feature for feature in spec.features if feature.name in columns))
+def _features_of(spec: FeatureSpec, columns: Mapping[str, Any]) -> FeatureSpec:
+    chosen = tuple(feature for feature in spec.features if feature.name in columns)
+    return spec.model_copy(update={"features": chosen})
 
+
+def _raw_function(forward: Callable[..., Any], spec: FeatureSpec) -> Any:
     def predict(raw_columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(forward(raw.prepare(used, raw_columns)))
+        return dict(forward(raw.prepare(spec, raw_columns)))
 
-    return tf.function(predict, autograph=False).get_concrete_function(raw.raw_signature(used))
+    return tf.function(predict, autograph=False).get_concrete_function(raw.raw_signature(spec))
 
 
 def _binding(
