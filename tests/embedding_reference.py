@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeprec_spark.embedding.optimizers import SGD, Adagrad, Adam, AdamAsync, AdamW, Ftrl, Optimizer, RMSprop
+from deeprec_spark.embedding.optimizers import (
+    SGD,
+    Adagrad,
+    AdagradDecay,
+    Adam,
+    AdamAsync,
+    AdamW,
+    Ftrl,
+    Momentum,
+    Optimizer,
+    RMSprop,
+    RowwiseAdagrad,
+)
 
 Array = npt.NDArray[np.float64]
 MASK = 2**64 - 1
@@ -33,13 +45,21 @@ class ReferenceOptimizer:
             name: np.full_like(self.value, first if name == "accumulator" else 0.0)
             for name in optimizer.slot_names()
         }
+        for name in self.slots:
+            if isinstance(optimizer, RowwiseAdagrad) or name == "decay_epoch":
+                self.slots[name] = self.slots[name][:1]
 
     def update(
         self, gradient: npt.ArrayLike, step: int, *, sparse: bool = True, lr: float | None = None
     ) -> None:
         rate = self.optimizer.learning_rate if lr is None else lr
         rule = _RULES[type(self.optimizer)]
-        rule(self.optimizer, self, np.asarray(gradient, np.float64), step, rate, sparse)
+        array = np.asarray(gradient, np.float64)
+        if self.optimizer.clipvalue:
+            array = np.clip(array, -self.optimizer.clipvalue, self.optimizer.clipvalue)
+        if self.optimizer.clipnorm:
+            array = array * min(1.0, self.optimizer.clipnorm / np.linalg.norm(array))
+        rule(self.optimizer, self, array, step, rate, sparse)
 
 
 def _sgd(o: Any, s: ReferenceOptimizer, g: Array, step: int, lr: float, sparse: bool) -> None:
@@ -54,6 +74,25 @@ def _sgd(o: Any, s: ReferenceOptimizer, g: Array, step: int, lr: float, sparse: 
 def _adagrad(o: Any, s: ReferenceOptimizer, g: Array, step: int, lr: float, sparse: bool) -> None:
     s.slots["accumulator"] += g * g
     s.value -= lr * g / np.sqrt(s.slots["accumulator"] + o.epsilon)
+
+
+def _rowwise_adagrad(o: Any, s: ReferenceOptimizer, g: Array, step: int, lr: float, sparse: bool) -> None:
+    s.slots["accumulator"] += (g * g).mean()
+    s.value -= lr * g / np.sqrt(s.slots["accumulator"] + o.epsilon)
+
+
+def _adagrad_decay(o: Any, s: ReferenceOptimizer, g: Array, step: int, lr: float, sparse: bool) -> None:
+    acc, epoch = s.slots["accumulator"], s.slots["decay_epoch"]
+    while epoch[0] < step // o.accumulator_decay_step:
+        acc[:] = np.maximum(acc * o.accumulator_decay_rate, o.initial_accumulator_value)
+        epoch += 1
+    _adagrad(o, s, g, step, lr, sparse)
+
+
+def _momentum(o: Any, s: ReferenceOptimizer, g: Array, step: int, lr: float, sparse: bool) -> None:
+    m = s.slots["momentum"]
+    m[:] = o.momentum * m + g
+    s.value -= lr * (g + o.momentum * m if o.use_nesterov else m)
 
 
 def _adam_with(b1: float, b2: float, eps: float, s: ReferenceOptimizer, g: Array, t: int, lr: float) -> None:
@@ -112,6 +151,9 @@ def _rmsprop(o: Any, s: ReferenceOptimizer, g: Array, step: int, lr: float, spar
 _RULES: dict[type[Optimizer], Callable[..., None]] = {
     SGD: _sgd,
     Adagrad: _adagrad,
+    RowwiseAdagrad: _rowwise_adagrad,
+    AdagradDecay: _adagrad_decay,
+    Momentum: _momentum,
     Adam: _adam,
     AdamW: _adamw,
     AdamAsync: _adam_async,

@@ -12,7 +12,19 @@ import numpy.typing as npt
 import pytest
 
 from deeprec_spark.embedding.dense import DenseVector
-from deeprec_spark.embedding.optimizers import SGD, Adagrad, Adam, AdamAsync, AdamW, Ftrl, Optimizer, RMSprop
+from deeprec_spark.embedding.optimizers import (
+    SGD,
+    Adagrad,
+    AdagradDecay,
+    Adam,
+    AdamAsync,
+    AdamW,
+    Ftrl,
+    Momentum,
+    Optimizer,
+    RMSprop,
+    RowwiseAdagrad,
+)
 from deeprec_spark.embedding.variable import EmbeddingVariable
 from tests.embedding_reference import ReferenceOptimizer
 
@@ -41,6 +53,17 @@ OPTIMIZERS: list[Optimizer] = [
     RMSprop(0.01, centered=True),
     RMSprop(0.01, momentum=0.9, centered=True),
 ]
+OURS: list[Optimizer] = [
+    Momentum(0.1, 0.9),
+    Momentum(0.1, 0.9, use_nesterov=True),
+    AdagradDecay(0.1, accumulator_decay_step=3, accumulator_decay_rate=0.5),
+]
+ROWS_ONLY: list[Optimizer] = [
+    RowwiseAdagrad(0.1),
+    Adagrad(0.1, clipvalue=0.7),
+    Adam(0.1, clipnorm=0.5),
+    SGD(0.1, clipvalue=1.0, clipnorm=1.5),
+]
 KERAS = [optimizer for optimizer in OPTIMIZERS if not isinstance(optimizer, AdamAsync)]
 STEPS = 12
 DIM = 19  # not a multiple of any vector width
@@ -54,7 +77,7 @@ def _gradients(steps: int, size: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(3).normal(0, 1, (steps, size)).astype(np.float32)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=_name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS + OURS + ROWS_ONLY, ids=_name)
 def test_rows_follow_the_float64_reference(optimizer: Optimizer) -> None:
     """Keys come and go: only the rows of a step change, and Adam's correction follows the step."""
     table = EmbeddingVariable("t", DIM, optimizer=optimizer)
@@ -74,7 +97,7 @@ def test_rows_follow_the_float64_reference(optimizer: Optimizer) -> None:
         np.testing.assert_allclose(slot, [row.slots[name] for row in rows], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=_name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS + OURS, ids=_name)
 def test_dense_follows_the_float64_reference(optimizer: Optimizer) -> None:
     size = 70_001  # several chunks, and a rest
     start = np.random.default_rng(1).normal(0, 1, size).astype(np.float32)
@@ -91,7 +114,9 @@ def test_dense_follows_the_float64_reference(optimizer: Optimizer) -> None:
 def test_rows_and_vectors_follow_keras(optimizer: Optimizer) -> None:
     keras = pytest.importorskip("keras")
     ours_only = ("type", "clipvalue", "clipnorm")
-    arguments: dict[str, Any] = {key: value for key, value in optimizer.to_dict().items() if key not in ours_only}
+    arguments: dict[str, Any] = {
+        key: value for key, value in optimizer.to_dict().items() if key not in ours_only
+    }
     theirs = getattr(keras.optimizers, type(optimizer).__name__)(**arguments)
     start = np.random.default_rng(2).normal(0, 1, DIM).astype(np.float32)
     variable = keras.Variable(start)
@@ -108,7 +133,7 @@ def test_rows_and_vectors_follow_keras(optimizer: Optimizer) -> None:
     np.testing.assert_allclose(table.lookup([1])[0], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=_name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS + OURS + ROWS_ONLY, ids=_name)
 def test_repeated_keys_are_summed_into_one_update(optimizer: Optimizer) -> None:
     """TFRA #376: of repeated keys only one gradient was applied."""
     keys = np.array([4, 9, 4, 4, -7, 9])
@@ -142,6 +167,23 @@ def test_the_learning_rate_of_a_step_overrides() -> None:
     np.testing.assert_allclose(table.lookup([1])[0], reference.value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", ROWS_ONLY, ids=_name)
+def test_flat_vectors_refuse_what_needs_whole_rows(optimizer: Optimizer) -> None:
+    with pytest.raises(ValueError, match="Received: "):
+        DenseVector(np.zeros(3), optimizer)
+
+
+def test_a_row_that_missed_decay_periods_makes_up_for_them() -> None:
+    optimizer = AdagradDecay(0.1, accumulator_decay_step=10, accumulator_decay_rate=0.5)
+    table = EmbeddingVariable("t", 2, optimizer=optimizer)
+    table.apply_gradients([1], np.full((1, 2), 3.0), step=1)
+    table.apply_gradients([1], np.zeros((1, 2)), step=25)  # two periods
+    accumulator = next(table.export()).slots["accumulator"]
+    np.testing.assert_allclose(accumulator, 9.1 / 4, rtol=1e-6)
+    table.apply_gradients([1], np.zeros((1, 2)), step=1000)
+    np.testing.assert_allclose(next(table.export()).slots["accumulator"], 0.1, rtol=1e-6)
+
+
 def test_ftrl_refuses_a_learning_rate_of_zero() -> None:
     with pytest.raises(ValueError, match="Received: learning_rate=0"):
         DenseVector(np.zeros(3), Ftrl()).apply(np.zeros(3), learning_rate=0.0)
@@ -150,10 +192,10 @@ def test_ftrl_refuses_a_learning_rate_of_zero() -> None:
 _BITS = """
 import hashlib, numpy as np
 from deeprec_spark.embedding import _core
-from tests.test_embedding_optimizers import OPTIMIZERS, _gradients
+from tests.test_embedding_optimizers import OPTIMIZERS, OURS, _gradients
 from deeprec_spark.embedding.dense import DenseVector
 digest = hashlib.sha256()
-for optimizer in OPTIMIZERS:
+for optimizer in OPTIMIZERS + OURS:
     if getattr(optimizer, "learning_rate_power", -0.5) != -0.5:
         continue
     vector = DenseVector(np.linspace(-1, 1, 1003), optimizer)

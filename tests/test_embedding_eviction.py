@@ -1,0 +1,127 @@
+"""TimeEvict, L2WeightEvict, combinations, triggers and tombstones; GlobalStepEvict is with the variable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.embedding.optimizers import SGD
+from deeprec_spark.embedding.options import (
+    Constant,
+    EmbeddingVariableOption,
+    EvictOption,
+    GlobalStepEvict,
+    InitializerOption,
+    L2WeightEvict,
+    TimeEvict,
+)
+from deeprec_spark.embedding.store import TableSpec
+from deeprec_spark.embedding.variable import EmbeddingVariable
+
+
+def _option(*policies: EvictOption, evict_steps: int | None = None) -> EmbeddingVariableOption:
+    return EmbeddingVariableOption(
+        evict_option=policies, init_option=InitializerOption(Constant(0.0)), evict_steps=evict_steps
+    )
+
+
+def _table(*policies: EvictOption, evict_steps: int | None = None) -> EmbeddingVariable:
+    return EmbeddingVariable("t", 4, option=_option(*policies, evict_steps=evict_steps), optimizer=SGD(1.0))
+
+
+def _touch(table: EmbeddingVariable, keys: list[int], step: int, now: float = 0.0) -> None:
+    table.apply_gradients(keys, np.full((len(keys), 4), -1.0), step=step, now=now)
+
+
+def test_time_evict_counts_seconds_since_the_last_update() -> None:
+    table = _table(TimeEvict(60))
+    _touch(table, [1], 1, now=1000)
+    _touch(table, [2], 2, now=1030)
+    table.lookup([3], train=True)
+    assert table.evict(9, now=1060).tolist() == []  # key 3 is stamped
+    assert table.evict(9, now=1061).tolist() == [1]
+    _touch(table, [2], 10, now=1085)
+    assert table.evict(11, now=1130).tolist() == [3]
+    assert table.evict(11, now=1145).tolist() == []
+    assert table.evict(11, now=1146).tolist() == [2]
+
+
+def test_l2_evict_takes_the_norm_and_not_half_its_square() -> None:
+    """DeepRec documented the L2 norm and compared half of its square."""
+    table = _table(L2WeightEvict(2.0))
+    table.upsert([1, 2, 3], np.array([[1, 1, 1, 1], [1, 1, 1, 0.99], [-3, 0, 0, 0]]))
+    assert table.evict(1).tolist() == [2]
+    assert sorted(table.keys()[0]) == [1, 3]
+
+
+def test_any_policy_of_several_removes_a_row() -> None:
+    table = _table(GlobalStepEvict(5), TimeEvict(60), L2WeightEvict(1.0))
+    _touch(table, [1], 1, now=1000)
+    _touch(table, [2], 10, now=1000)
+    _touch(table, [3], 10, now=1050)
+    _touch(table, [4], 10, now=1050)
+    table.upsert([4], np.full((1, 4), 0.1))
+    assert sorted(table.evict(11, now=1055)) == [1, 4]
+    assert sorted(table.keys()[0]) == [2, 3]
+    assert table.evict(11, now=1061).tolist() == [2]
+
+
+def test_eviction_every_n_steps() -> None:
+    table = _table(GlobalStepEvict(2), evict_steps=5)
+    for step in range(1, 10):
+        _touch(table, [step], step)
+        if step == 4:
+            assert len(table) == 4
+        if step == 5:
+            assert sorted(table.keys()[0]) == [3, 4, 5]
+
+
+def test_a_store_evicts_before_it_saves(tmp_path: Path) -> None:
+    store = LocalStore()
+    store.create_tables([TableSpec("t", 4, _option(L2WeightEvict(1.0)), SGD(1.0))])
+    store.table("t").upsert([1, 2], np.array([[1, 1, 1, 1], [0.1, 0, 0, 0]]))
+    store.save(str(tmp_path))
+    assert store.table("t").keys()[0].tolist() == [1]
+
+
+def test_times_survive_a_checkpoint(tmp_path: Path) -> None:
+    store = LocalStore()
+    store.create_tables([TableSpec("t", 4, _option(TimeEvict(60)), SGD(1.0))])
+    table = store.table("t")
+    _touch(table, [1], 1, now=5e9)  # far ahead, so that saving evicts nothing
+    store.save(str(tmp_path))
+    again = LocalStore()
+    again.create_tables(list(store.specs.values()))
+    again.restore(str(tmp_path))
+    assert again.table("t").evict(2, now=5e9 + 60).tolist() == []
+    assert again.table("t").evict(2, now=5e9 + 61).tolist() == [1]
+
+
+def test_tombstones_name_every_row_that_went() -> None:
+    """Deltas without tombstones create evicted rows again."""
+    table = _table(GlobalStepEvict(2))
+    _touch(table, [1, 2, 3], 1)
+    assert table.erase([1]) == 1
+    assert table.take_tombstones().tolist() == []  # not recorded
+    table.record_tombstones()
+    table.erase([2, 99])
+    table.evict(10)
+    assert sorted(table.take_tombstones()) == [2, 3]
+    assert table.take_tombstones().tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TimeEvict(-1), "seconds_to_live=-1"),
+        (lambda: L2WeightEvict(0.0), "l2_weight_threshold=0.0"),
+        (lambda: EmbeddingVariableOption(evict_option=(TimeEvict(1), TimeEvict(2))), "may be given once"),
+        (lambda: EmbeddingVariableOption(evict_steps=0), "evict_steps=0"),
+    ],
+)
+def test_options_are_checked(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]  # a lambda
