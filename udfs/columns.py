@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,8 +11,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
-from pyspark.sql.functions import pandas_udf
-from pyspark.sql.types import ArrayType, FloatType, LongType
+from pyspark.sql.types import ArrayType, DataType, FloatType, LongType
 
 from deeprec_spark.udfs import functions
 
@@ -21,12 +20,14 @@ __all__ = ["bucketize", "cross64", "fingerprint64", "fingerprint64_lists", "log1
 
 def fingerprint64(column: Column | str) -> Column:
     """Hash a string column to 64 bits; integers are hashed as their decimal digits. Null gives null."""
-    return _fingerprint64_udf()(_column(column).cast("string"))
+    hashed: Column = _fingerprint64_udf()(_column(column).cast("string"))
+    return hashed
 
 
 def fingerprint64_lists(column: Column | str) -> Column:
     """Hash a column of lists of strings; null elements are dropped, a null list becomes an empty one."""
-    return _fingerprint64_lists_udf()(_column(column).cast("array<string>"))
+    hashed: Column = _fingerprint64_lists_udf()(_column(column).cast("array<string>"))
+    return hashed
 
 
 def cross64(*columns: Column | str) -> Column:
@@ -96,27 +97,33 @@ def _long_series(array: pa.Int64Array) -> pd.Series[Any]:
     return pd.Series(pd.arrays.IntegerArray(np.array(values), np.array(mask)))
 
 
+def series_udf(function: Callable[..., Any], result: DataType) -> Any:
+    """`pandas_udf`, whose overloads know no function of a variable number of series."""
+    make: Any = F.pandas_udf
+    return make(function, result)
+
+
 # Made when first asked for: a pandas_udf made at import needs pyspark's type parser for nothing.
 @cache
 def _fingerprint64_udf() -> Any:
-    def fingerprint64(values: pd.Series) -> pd.Series:  # type: ignore[type-arg]  # Spark evaluates these hints
+    def fingerprint64(values: pd.Series) -> pd.Series:
         return _long_series(functions.fingerprint64(values))
 
-    return pandas_udf(fingerprint64, LongType())
+    return series_udf(fingerprint64, LongType())
 
 
 @cache
 def _fingerprint64_lists_udf() -> Any:
-    def fingerprint64_lists(values: pd.Series) -> pd.Series:  # type: ignore[type-arg]
+    def fingerprint64_lists(values: pd.Series) -> pd.Series:
         lists = functions.fingerprint64_lists(pa.array(values, type=pa.list_(pa.string()), from_pandas=True))
         return pd.Series(lists.to_numpy(zero_copy_only=False))
 
-    return pandas_udf(fingerprint64_lists, ArrayType(LongType()))
+    return series_udf(fingerprint64_lists, ArrayType(LongType()))
 
 
 @cache
 def _cross64_udf() -> Any:
-    def cross64(*values: pd.Series) -> pd.Series:  # type: ignore[type-arg]
+    def cross64(*values: pd.Series) -> pd.Series:
         for position, column in enumerate(values):
             # Nullable integers reach a pandas UDF as floats: their digits would be wrong in silence.
             if column.dtype != object:
@@ -126,12 +133,12 @@ def _cross64_udf() -> Any:
                 )
         return _long_series(functions.cross64(*values))
 
-    return pandas_udf(cross64, LongType())
+    return series_udf(cross64, LongType())
 
 
 @cache
 def _bucketize_udf() -> Any:
-    def bucketize(values: pd.Series, boundaries: pd.Series) -> pd.Series:  # type: ignore[type-arg]
+    def bucketize(values: pd.Series, boundaries: pd.Series) -> pd.Series:
         numbers = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
         if not len(numbers):
             return pd.Series([], dtype="Int64")
@@ -139,12 +146,12 @@ def _bucketize_udf() -> Any:
         below = (edges <= numbers[:, None]).sum(axis=1).astype(np.int64)
         return pd.Series(pd.arrays.IntegerArray(below, np.isnan(numbers)))
 
-    return pandas_udf(bucketize, LongType())
+    return series_udf(bucketize, LongType())
 
 
 @cache
 def _log1p_udf() -> Any:
-    def log1p_clipped(values: pd.Series) -> pd.Series:  # type: ignore[type-arg]
+    def log1p_clipped(values: pd.Series) -> pd.Series:
         return pd.Series(functions.log1p(pd.to_numeric(values)).to_numpy(zero_copy_only=False))
 
-    return pandas_udf(log1p_clipped, FloatType())
+    return series_udf(log1p_clipped, FloatType())

@@ -238,4 +238,4 @@ def _is_test(ratings: DataFrame, split: str, fraction: float) -> Column:
     if split == "hash":
         return F.pmod(F.xxhash64("user", "item"), F.lit(1_000_000)) < round(fraction * 1_000_000)
     moment = ratings.agg(F.percentile("time", F.lit(1 - fraction))).collect()[0][0]
-    return F.col("time") > moment
+    return F.col("time") > F.lit(moment)

@@ -183,7 +183,7 @@ def zipf_ranks(uniforms: Float64Array, cardinality: int, exponent: float = ZIPF_
     power = 1.0 - exponent
     last = (cardinality + 1.0) ** power
     ranks = (1.0 + uniforms * (last - 1.0)) ** (1.0 / power)
-    return np.minimum(ranks.astype(np.int64) - 1, cardinality - 1)
+    return np.asarray(np.minimum(ranks.astype(np.int64) - 1, cardinality - 1))
 
 
 def mix64(values: UInt64Array) -> UInt64Array:
@@ -192,7 +192,7 @@ def mix64(values: UInt64Array) -> UInt64Array:
     mixed = mixed * np.uint64(0xBF58476D1CE4E5B9)
     mixed = mixed ^ (mixed >> np.uint64(27))
     mixed = mixed * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
 def stream(seed: int, purpose: str, column: int) -> np.uint64:
