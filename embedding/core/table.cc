@@ -20,11 +20,11 @@ Table::Table(const TableConfig& config)
                                 std::to_string(config.dim) + ", blocks=" + std::to_string(blocks));
   }
   if (config.tiers.size() > 4) throw std::invalid_argument("There are at most four tiers.");
-  const bool tiered = config.tiers.size() > 1;
+  tiered_ = config.tiers.size() > 1;
   int words = 1;
   if (has_time()) time_word_ = words++;
   if (config.block.by_rank) rank_word_ = words++;
-  if (tiered) access_word_ = words++;
+  if (tiered_) access_word_ = words++;
   for (size_t block = 1; block <= blocks; ++block) {
     classes_.push_back(RowLayout::Make(config.dim / blocks * block, config.value_type, config.optimizer.slots(),
                                        static_cast<size_t>(words)));
@@ -39,7 +39,7 @@ Table::Table(const TableConfig& config)
   }
   if (config_.tiers.empty()) config_.tiers.emplace_back();
   const TierConfig& top = config_.tiers[0];
-  simple_ = blocks == 1 && config.value_type == ValueType::kFloat32 && !tiered && top.bytes == 0;
+  simple_ = blocks == 1 && config.value_type == ValueType::kFloat32 && !tiered_ && top.bytes == 0;
   shard_limit_ = top.bytes / kShards;
   const size_t largest = classes_.back().stride + classes_.back().meta_words * sizeof(int64_t);
   if (top.bytes != 0 && shard_limit_ < largest) {
@@ -47,21 +47,18 @@ Table::Table(const TableConfig& config)
                                 std::to_string(largest) +
                                 " bytes. Received: storage_size=" + std::to_string(top.bytes));
   }
-  for (size_t tier = 1; tier < config.tiers.size(); ++tier) {
-    budgets_.push_back(std::make_shared<Budget>(config.tiers[tier].bytes));
-  }
   for (int i = 0; i < kShards; ++i) {
     shards_.push_back(std::make_unique<Shard>());
     for (const RowLayout& layout : classes_) shards_.back()->slabs.emplace_back(layout, top);
     for (size_t tier = 1; tier < config.tiers.size(); ++tier) {
-      shards_.back()->lower.push_back(MakeTierStore(config.tiers[tier], classes_, budgets_[tier - 1]));
+      shards_.back()->lower.push_back(MakeTierStore(config_.tiers[tier], classes_));
     }
   }
-  if (tiered) RegisterForMaintenance(this);
+  if (tiered_) RegisterForMaintenance(this);
 }
 
 Table::~Table() {
-  if (!budgets_.empty()) UnregisterFromMaintenance(this);
+  if (tiered_) UnregisterFromMaintenance(this);
 }
 
 size_t Table::Shard::FirstTierBytes() const {

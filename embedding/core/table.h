@@ -212,6 +212,8 @@ class Table {
   void MakeRoom(Shard& shard, size_t bytes);
   void Demote(Shard& shard, uint32_t tier, size_t bytes);
   bool OverHighWater(const Shard& shard) const;
+  // Keeps the index right while a lower tier compacts.
+  static TierStore::Moved Relocator(Shard& shard, uint32_t tier);
 
   template <bool kTrain>
   void LookupSimple(Shard& shard, const Item* items, size_t n, int64_t call, float* out);
@@ -223,9 +225,9 @@ class Table {
   std::vector<RowLayout> classes_;
   bool simple_;  // one class of float rows in memory: pointers to rows stay valid within a group
   bool filters_;
+  bool tiered_ = false;
   int time_word_ = -1, rank_word_ = -1, access_word_ = -1;  // metadata words, -1 where not kept
   size_t shard_limit_ = 0;                                  // bytes of the first tier for each shard; 0 is none
-  std::vector<std::shared_ptr<Budget>> budgets_;            // of the lower tiers
   std::unique_ptr<CountingBloom> bloom_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> updates_{0}, calls_{0};

@@ -155,7 +155,7 @@ void Table::LookupGeneral(Shard& shard, const Item* items, size_t n, int64_t cal
     }
     if (!kTrain) ++hits;
     const RowLayout& layout = classes_[Unpack(entry->state).row_class];
-    ReadValue(layout, budgets_.empty() ? TopRow(shard, *entry).cell : ViewRow(shard, entry, &scratch).cell, to);
+    ReadValue(layout, !tiered_ ? TopRow(shard, *entry).cell : ViewRow(shard, entry, &scratch).cell, to);
   }
   shard.lookups.fetch_add(static_cast<int64_t>(n), std::memory_order_relaxed);
   shard.hits.fetch_add(static_cast<int64_t>(hits), std::memory_order_relaxed);
@@ -163,7 +163,7 @@ void Table::LookupGeneral(Shard& shard, const Item* items, size_t n, int64_t cal
 
 bool Table::Read(int shard_index, const Item* items, size_t n, float* out, bool wait) {
   Shard& shard = *shards_[shard_index];
-  if (budgets_.empty()) {
+  if (!tiered_) {
     std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
     if (!Take(lock, wait)) return false;
     simple_ ? LookupSimple<false>(shard, items, n, 0, out) : LookupGeneral<false>(shard, items, n, 0, out);
@@ -181,7 +181,7 @@ bool Table::Train(int shard_index, const Item* items, size_t n, int64_t call, fl
   std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
   if (!Take(lock, wait)) return false;
   simple_ ? LookupSimple<true>(shard, items, n, call, out) : LookupGeneral<true>(shard, items, n, call, out);
-  if (!budgets_.empty() && OverHighWater(shard)) RequestMaintenance(this);
+  if (tiered_ && OverHighWater(shard)) RequestMaintenance(this);
   return true;
 }
 
@@ -224,10 +224,10 @@ bool Table::Apply(int shard_index, const Item* items, size_t n, const float* gra
       for (size_t k = 0; k < dim; ++k) scratch.gradient[k] = static_cast<float>(scratch.sum[k]);
       gradient = scratch.gradient.data();
     }
-    const Row row = budgets_.empty() ? TopRow(shard, *entry) : Resident(shard, entry);
+    const Row row = !tiered_ ? TopRow(shard, *entry) : Resident(shard, entry);
     Update(row, item.hash, gradient, args, step, now, scratch.update.data());
   }
-  if (!budgets_.empty() && OverHighWater(shard)) RequestMaintenance(this);
+  if (tiered_ && OverHighWater(shard)) RequestMaintenance(this);
   return true;
 }
 

@@ -44,13 +44,30 @@ Table::Row Table::Resident(Shard& shard, Entry* entry) {
   scratch.row.resize((layout.cell_bytes + 7) / 8 + layout.meta_words);
   std::copy(view.meta, view.meta + layout.meta_words, scratch.row.begin());
   std::memcpy(scratch.row.data() + layout.meta_words, view.cell, layout.cell_bytes);
-  const uint32_t place = AllocateTop(shard, at.row_class);
-  at = Unpack(entry->state);  // making room may have moved this row one tier further down
-  shard.lower[at.tier - 1]->Erase(entry->hash, at.row_class, at.place);
+  const char* cell = reinterpret_cast<const char*>(scratch.row.data() + layout.meta_words);
+  uint32_t place;
+  try {
+    place = AllocateTop(shard, at.row_class);
+    at = Unpack(entry->state);  // making room may have moved this row one tier further down
+    shard.lower[at.tier - 1]->Erase(entry->hash, at.row_class, at.place);
+  } catch (const StorageFull&) {
+    at = Unpack(entry->state);
+    TierStore& below = *shard.lower[at.tier - 1];
+    if (!below.reuses_places()) throw;
+    // Everything is full: the row gives up its place to one that comes down, or takes it back.
+    below.Erase(entry->hash, at.row_class, at.place);
+    entry->state = kFiltered;
+    try {
+      place = AllocateTop(shard, at.row_class);
+    } catch (...) {
+      entry->state = Pack(at.tier, at.row_class, below.Put(entry->hash, at.row_class, cell, scratch.row.data()));
+      throw;
+    }
+  }
   entry->state = Pack(0, at.row_class, place);
   const Row row = TopRow(shard, *entry);
   std::copy(scratch.row.begin(), scratch.row.begin() + static_cast<std::ptrdiff_t>(layout.meta_words), row.meta);
-  std::memcpy(row.cell, scratch.row.data() + layout.meta_words, layout.cell_bytes);
+  std::memcpy(row.cell, cell, layout.cell_bytes);
   ++shard.promoted;
   Touch(shard, row.meta);
   return row;
@@ -62,9 +79,15 @@ RowView Table::ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch
   const bool deserves =
       at.tier == 0 || config_.lru || entry->frequency > shard.cold_frequency ||
       shard.FirstTierBytes() + shard.slabs[at.row_class].RowBytes() <= shard_limit_ - shard_limit_ / 8;
-  if (!deserves) return Peek(shard, *entry, scratch);
-  const Row row = Resident(shard, entry);
-  return {row.cell, row.meta};
+  if (deserves) {
+    try {
+      const Row row = Resident(shard, entry);
+      return {row.cell, row.meta};
+    } catch (const StorageFull&) {
+      // Reading needs no room: the row is read where it is.
+    }
+  }
+  return Peek(shard, *entry, scratch);
 }
 
 bool Table::OverHighWater(const Shard& shard) const {
@@ -114,6 +137,10 @@ void Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {
     try {
       place = target.Put(entry->hash, at.row_class, view.cell, view.meta);
     } catch (const StorageFull&) {
+      if (target.Compact(Relocator(shard, tier + 1), /*force=*/true)) {
+        --i;  // the same row again, in the space that compaction gave back
+        continue;
+      }
       if (tier + 1 < shard.lower.size()) {
         Demote(shard, tier + 1, std::max<size_t>(bytes - freed, 64 * 1024));
         const RowView again = Peek(shard, *entry, &scratch);
@@ -132,6 +159,13 @@ void Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {
   }
 }
 
+TierStore::Moved Table::Relocator(Shard& shard, uint32_t tier) {
+  return [&shard, tier](uint64_t hash, size_t row_class, uint32_t from, uint32_t to) {
+    Entry* entry = shard.index.Find(hash);
+    if (entry != nullptr && entry->state == Pack(tier, row_class, from)) entry->state = Pack(tier, row_class, to);
+  };
+}
+
 bool Table::Maintain() {
   bool worked = false;
   for (auto& owned : shards_) {
@@ -146,14 +180,8 @@ bool Table::Maintain() {
         // Nothing was moved. Whoever needs the room meets the error in its own call, with the row still in place.
       }
     }
-    for (size_t tier = 0; tier < shard.lower.size(); ++tier) {
-      const auto moved = [&](uint64_t hash, size_t row_class, uint32_t from, uint32_t to) {
-        Entry* entry = shard.index.Find(hash);
-        if (entry != nullptr && entry->state == Pack(static_cast<uint32_t>(tier) + 1, row_class, from)) {
-          entry->state = Pack(static_cast<uint32_t>(tier) + 1, row_class, to);
-        }
-      };
-      worked = shard.lower[tier]->Compact(moved) || worked;
+    for (uint32_t tier = 1; tier <= shard.lower.size(); ++tier) {
+      worked = shard.lower[tier - 1]->Compact(Relocator(shard, tier), /*force=*/false) || worked;
     }
   }
   return worked;

@@ -1,20 +1,22 @@
 #include "tier.h"
 
+#include <algorithm>
+
+#include "batch.h"
 #include "tier_leveldb.h"
 #include "tier_log.h"
 #include "tier_mapped.h"
 
 namespace deeprec {
 
-std::unique_ptr<TierStore> MakeTierStore(const TierConfig& config, const std::vector<RowLayout>& classes,
-                                         const std::shared_ptr<Budget>& budget) {
+std::unique_ptr<TierStore> MakeTierStore(const TierConfig& config, const std::vector<RowLayout>& classes) {
   switch (config.kind) {
     case TierKind::kSsd:
-      return std::make_unique<LogTier>(config, classes, budget);
+      return std::make_unique<LogTier>(config, classes);
     case TierKind::kLevelDb:
-      return MakeLevelDbTier(config, classes, budget);
+      return MakeLevelDbTier(config, classes);
     default:
-      return std::make_unique<MappedTier>(config, classes, budget);
+      return std::make_unique<MappedTier>(config, classes);
   }
 }
 
@@ -47,14 +49,21 @@ std::string DescribeTier(const TierConfig& config) {
   return synced ? "pmem (MAP_SYNC)" : "pmem (file)";
 }
 
-size_t ChunkBytes(const Budget& budget, const std::vector<RowLayout>& classes) {
+size_t ChunkBytes(const TierConfig& config, const std::vector<RowLayout>& classes) {
   // A few chunks for each shard fit a small limit; large ones keep the number of mappings small.
-  const uint64_t limit = budget.limit();
-  uint64_t bytes = limit == 0 ? uint64_t{1} << 20 : std::min<uint64_t>(limit / 256, uint64_t{8} << 20);
-  const RowLayout& largest = classes.back();
-  const uint64_t least = RecordBytes(largest);
-  bytes = std::max<uint64_t>(bytes, least);
-  return static_cast<size_t>((bytes + 4095) / 4096 * 4096);
+  const uint64_t least = (sizeof(uint64_t) + RecordBytes(classes.back()) + 4095) / 4096 * 4096;
+  if (config.bytes == 0) return std::max<uint64_t>(uint64_t{1} << 20, least);
+  if (config.bytes / kShards < least) {
+    throw std::invalid_argument("A tier must have room for " + std::to_string(kShards * least) +
+                                " bytes. Received: storage_size=" + std::to_string(config.bytes));
+  }
+  const uint64_t quarter = std::min<uint64_t>(config.bytes / kShards / 4, uint64_t{8} << 20);
+  return std::max<uint64_t>(quarter / 4096 * 4096, least);
+}
+
+[[noreturn]] void ThrowFull(const TierConfig& config) {
+  throw StorageFull("A tier is full: raise its storage_size, or evict. Received: storage_size=" +
+                    std::to_string(config.bytes));
 }
 
 }  // namespace deeprec

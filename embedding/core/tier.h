@@ -4,7 +4,6 @@
 // else with the lock held alone.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -22,28 +21,9 @@ enum class TierKind { kDram, kPmemFile, kPmemMemkind, kSsd, kLevelDb };
 
 struct TierConfig {
   TierKind kind = TierKind::kDram;
-  uint64_t bytes = 0;  // hard limit; 0 is none
+  uint64_t bytes = 0;  // hard limit, divided among the shards; 0 is none
   std::string path;    // directory; empty where the kind needs none
   int node = 0;        // NUMA node of kPmemMemkind
-};
-
-// The bytes that all shards of one tier may use together.
-class Budget {
- public:
-  explicit Budget(uint64_t limit) : limit_(limit) {}
-  bool Reserve(uint64_t bytes) {
-    const uint64_t before = used_.fetch_add(bytes);
-    if (limit_ == 0 || before + bytes <= limit_) return true;
-    used_.fetch_sub(bytes);
-    return false;
-  }
-  void Release(uint64_t bytes) { used_.fetch_sub(bytes); }
-  uint64_t used() const { return used_.load(); }
-  uint64_t limit() const { return limit_; }
-
- private:
-  const uint64_t limit_;
-  std::atomic<uint64_t> used_{0};
 };
 
 // A row where it lies; valid until the tier changes.
@@ -63,17 +43,19 @@ class TierStore {
   virtual void Prefetch(size_t row_class, uint32_t handle) const = 0;
   virtual void Erase(uint64_t hash, size_t row_class, uint32_t handle) = 0;
   virtual void Clear() = 0;
-  // Moves rows together where much is dead; calls moved(hash, class, old handle, new handle) for each. Returns whether
-  // there is more to do.
+  // Moves rows together where much is dead (or, with `force`, anything); calls moved(hash, class, old handle, new
+  // handle) for each. Returns whether anything was moved.
   using Moved = std::function<void(uint64_t, size_t, uint32_t, uint32_t)>;
-  virtual bool Compact(const Moved& moved) = 0;
+  virtual bool Compact(const Moved& moved, bool force) = 0;
+  // Whether the place of an erased row is free for the next Put.
+  virtual bool reuses_places() const { return true; }
   virtual size_t rows() const = 0;
   virtual size_t bytes() const = 0;
 };
 
-// Throws std::invalid_argument for a kind that this build lacks (naming the package) or a path that cannot be used.
-std::unique_ptr<TierStore> MakeTierStore(const TierConfig& config, const std::vector<RowLayout>& classes,
-                                         const std::shared_ptr<Budget>& budget);
+// One shard's share of a tier; `config` and `classes` must outlive it. Throws std::invalid_argument for a kind that
+// the machine lacks (naming the package), a path that cannot be used, or a limit without room for anything.
+std::unique_ptr<TierStore> MakeTierStore(const TierConfig& config, const std::vector<RowLayout>& classes);
 
 // Zeroed memory of a tier that is memory to the CPU: DRAM, a mapped file, or a NUMA node.
 ZeroedBlock MakeTierBlock(const TierConfig& config, size_t bytes);

@@ -1,151 +1,216 @@
+// The library is looked for at run time, through its C interface: no build needs it, and a wheel runs without it.
 #include "tier_leveldb.h"
 
-#include <stdexcept>
-
-#ifdef DEEPREC_LEVELDB
-#include <leveldb/db.h>
-#include <leveldb/write_batch.h>
+#include <dlfcn.h>
 #include <stdlib.h>
 
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 
 #include "tier_mapped.h"
-#endif
 
 namespace deeprec {
-
-#ifndef DEEPREC_LEVELDB
-
-std::unique_ptr<TierStore> MakeLevelDbTier(const TierConfig&, const std::vector<RowLayout>&,
-                                           const std::shared_ptr<Budget>&) {
-  throw std::invalid_argument(
-      "This build has no LevelDB: install libleveldb-dev and build again, or take another storage_type. "
-      "Received: storage_type=LEVELDB");
-}
-
-#else
-
 namespace {
 
-// One database for all shards of a tier (they share the budget); it goes with the last of them.
+// The part of leveldb/c.h that is used; all handles are opaque.
+struct Library {
+  void* (*options_create)();
+  void (*options_destroy)(void*);
+  void (*options_set_create_if_missing)(void*, unsigned char);
+  void (*options_set_compression)(void*, int);
+  void* (*readoptions_create)();
+  void (*readoptions_destroy)(void*);
+  void* (*writeoptions_create)();
+  void (*writeoptions_destroy)(void*);
+  void* (*open)(const void*, const char*, char**);
+  void (*close)(void*);
+  void (*put)(void*, const void*, const char*, size_t, const char*, size_t, char**);
+  char* (*get)(void*, const void*, const char*, size_t, size_t*, char**);
+  void (*erase)(void*, const void*, const char*, size_t, char**);
+  void (*release)(void*);
+};
+
+const Library& GetLibrary() {
+  static const Library* const loaded = [] {
+    void* handle = nullptr;
+    for (const char* name : {"libleveldb.so.1d", "libleveldb.so.1", "libleveldb.so"}) {
+      if (handle == nullptr) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    }
+    static Library library;
+    bool complete = handle != nullptr;
+    const auto load = [&](auto& function, const char* name) {
+      if (handle != nullptr) function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, name));
+      complete = complete && function != nullptr;
+    };
+    load(library.options_create, "leveldb_options_create");
+    load(library.options_destroy, "leveldb_options_destroy");
+    load(library.options_set_create_if_missing, "leveldb_options_set_create_if_missing");
+    load(library.options_set_compression, "leveldb_options_set_compression");
+    load(library.readoptions_create, "leveldb_readoptions_create");
+    load(library.readoptions_destroy, "leveldb_readoptions_destroy");
+    load(library.writeoptions_create, "leveldb_writeoptions_create");
+    load(library.writeoptions_destroy, "leveldb_writeoptions_destroy");
+    load(library.open, "leveldb_open");
+    load(library.close, "leveldb_close");
+    load(library.put, "leveldb_put");
+    load(library.get, "leveldb_get");
+    load(library.erase, "leveldb_delete");
+    load(library.release, "leveldb_free");
+    return complete ? &library : nullptr;
+  }();
+  if (loaded == nullptr) {
+    throw std::invalid_argument(
+        "LevelDB is not installed: install the package libleveldb1d (or libleveldb-dev), or take another storage_type. "
+        "Received: storage_type=LEVELDB");
+  }
+  return *loaded;
+}
+
+// Takes an error message of the library; empty where there is none.
+std::string TakeError(char* error) {
+  if (error == nullptr) return {};
+  std::string text(error);
+  GetLibrary().release(error);
+  return text;
+}
+
+// One database for all shards of a tier (they share its config); it goes with the last of them.
 class Database {
  public:
-  explicit Database(const std::string& directory) : path_(directory + "/leveldb-XXXXXX") {
+  explicit Database(const std::string& directory) : library_(GetLibrary()), path_(directory + "/leveldb-XXXXXX") {
     if (mkdtemp(path_.data()) == nullptr) {
       throw std::invalid_argument("Cannot make a directory in storage_path. Received: storage_path=" + directory);
     }
-    leveldb::Options options;
-    options.create_if_missing = true;
-    options.compression = leveldb::kNoCompression;
-    leveldb::DB* db = nullptr;
-    const leveldb::Status status = leveldb::DB::Open(options, path_, &db);
-    if (!status.ok()) throw std::invalid_argument("LevelDB: " + status.ToString());
-    db_.reset(db);
+    void* options = library_.options_create();
+    library_.options_set_create_if_missing(options, 1);
+    library_.options_set_compression(options, 0);
+    char* error = nullptr;
+    db_ = library_.open(options, path_.c_str(), &error);
+    library_.options_destroy(options);
+    const std::string message = TakeError(error);
+    if (!message.empty()) throw std::invalid_argument("LevelDB: " + message);
+    read_ = library_.readoptions_create();
+    write_ = library_.writeoptions_create();
   }
   ~Database() {
-    db_.reset();
-    std::error_code ignored;  // a leftover directory harms nobody
-    std::filesystem::remove_all(path_, ignored);
+    library_.close(db_);
+    library_.readoptions_destroy(read_);
+    library_.writeoptions_destroy(write_);
+    std::error_code harmless;  // a leftover directory is in nobody's way
+    std::filesystem::remove_all(path_, harmless);
   }
-  leveldb::DB* get() const { return db_.get(); }
+
+  std::string Put(uint64_t hash, const std::string& record) {
+    char* error = nullptr;
+    library_.put(db_, write_, Key(hash), sizeof(hash), record.data(), record.size(), &error);
+    return TakeError(error);
+  }
+  // Copies the record to `out` if it has exactly `bytes`.
+  std::string Get(uint64_t hash, char* out, size_t bytes) const {
+    char* error = nullptr;
+    size_t length = 0;
+    char* value = library_.get(db_, read_, Key(hash), sizeof(hash), &length, &error);
+    std::string message = TakeError(error);
+    if (value == nullptr || length != bytes) {
+      if (message.empty()) message = "no such record";
+    } else {
+      std::memcpy(out, value, bytes);
+    }
+    if (value != nullptr) library_.release(value);
+    return message;
+  }
+  std::string Erase(uint64_t hash) {
+    char* error = nullptr;
+    library_.erase(db_, write_, Key(hash), sizeof(hash), &error);
+    return TakeError(error);
+  }
 
  private:
+  static const char* Key(const uint64_t& hash) { return reinterpret_cast<const char*>(&hash); }
+
+  const Library& library_;
   std::string path_;
-  std::unique_ptr<leveldb::DB> db_;
+  void* db_ = nullptr;
+  void* read_ = nullptr;
+  void* write_ = nullptr;
 };
 
-std::shared_ptr<Database> Share(const std::shared_ptr<Budget>& budget, const std::string& directory) {
+std::shared_ptr<Database> Share(const TierConfig& config) {
   static std::mutex mutex;
-  static std::map<Budget*, std::weak_ptr<Database> > open;
+  static std::map<const TierConfig*, std::weak_ptr<Database>> open;
   std::lock_guard<std::mutex> lock(mutex);
-  std::shared_ptr<Database> database = open[budget.get()].lock();
+  std::shared_ptr<Database> database = open[&config].lock();
   if (!database) {
-    database = std::make_shared<Database>(directory);
-    open[budget.get()] = database;
+    database = std::make_shared<Database>(config.path);
+    open[&config] = database;
   }
   return database;
 }
 
 class LevelDbTier : public TierStore {
  public:
-  LevelDbTier(const TierConfig& config, const std::vector<RowLayout>& classes, const std::shared_ptr<Budget>& budget)
-      : budget_(budget), classes_(&classes), database_(Share(budget, config.path)) {}
-  ~LevelDbTier() override { budget_->Release(bytes_); }
+  LevelDbTier(const TierConfig& config, const std::vector<RowLayout>& classes)
+      : config_(config), budget_(config), classes_(&classes), database_(Share(config)) {}
 
   uint32_t Put(uint64_t hash, size_t row_class, const char* cell, const int64_t* meta) override {
     const RowLayout& layout = (*classes_)[row_class];
     const size_t bytes = RecordBytes(layout);
-    if (!budget_->Reserve(bytes)) {
-      throw StorageFull("A tier is full: raise its storage_size, or evict. Received: storage_size=" +
-                        std::to_string(budget_->limit()));
-    }
+    if (!budget_.Reserve(bytes)) ThrowFull(config_);
     std::string record(bytes, 0);
     WriteRecord(record.data(), layout, cell, meta);
-    const leveldb::Status status = database_->get()->Put({}, Key(hash), record);
-    if (!status.ok()) {
-      budget_->Release(bytes);
-      throw StorageFull("LevelDB: " + status.ToString());
+    const std::string error = database_->Put(hash, record);
+    if (!error.empty()) {
+      budget_.Release(bytes);
+      throw StorageFull("LevelDB: " + error);
     }
     ++rows_;
-    bytes_ += bytes;
     return 0;
   }
 
   RowView View(uint64_t hash, size_t row_class, uint32_t, std::vector<int64_t>* scratch) const override {
-    std::string record;
-    const leveldb::Status status = database_->get()->Get({}, Key(hash), &record);
     const RowLayout& layout = (*classes_)[row_class];
-    if (!status.ok() || record.size() != RecordBytes(layout)) {
-      throw std::runtime_error("LevelDB lost a row: " + status.ToString());
-    }
-    scratch->resize(record.size() / sizeof(int64_t));
-    std::memcpy(scratch->data(), record.data(), record.size());
-    return ViewRecord(reinterpret_cast<const char*>(scratch->data()), layout);
+    const size_t bytes = RecordBytes(layout);
+    scratch->resize(bytes / sizeof(int64_t));
+    auto* out = reinterpret_cast<char*>(scratch->data());
+    const std::string error = database_->Get(hash, out, bytes);
+    if (!error.empty()) throw std::runtime_error("LevelDB lost a row: " + error);
+    return ViewRecord(out, layout);
   }
 
   void Prefetch(size_t, uint32_t) const override {}
 
   void Erase(uint64_t hash, size_t row_class, uint32_t) override {
-    const leveldb::Status status = database_->get()->Delete({}, Key(hash));
-    if (!status.ok()) throw std::runtime_error("LevelDB: " + status.ToString());
-    const size_t bytes = RecordBytes((*classes_)[row_class]);
-    budget_->Release(bytes);
-    bytes_ -= bytes;
+    const std::string error = database_->Erase(hash);
+    if (!error.empty()) throw std::runtime_error("LevelDB: " + error);
+    budget_.Release(RecordBytes((*classes_)[row_class]));
     --rows_;
   }
 
-  // The entries are gone with the index; what is left in the database is dead weight until its own compaction.
+  // What is left in the database is unreachable, and overwritten when its keys come back.
   void Clear() override {
-    budget_->Release(bytes_);
-    rows_ = bytes_ = 0;
+    budget_.Release(budget_.used());
+    rows_ = 0;
   }
 
-  bool Compact(const Moved&) override { return false; }
+  bool Compact(const Moved&, bool) override { return false; }
   size_t rows() const override { return rows_; }
-  size_t bytes() const override { return bytes_; }
+  size_t bytes() const override { return budget_.used(); }
 
  private:
-  static std::string Key(uint64_t hash) {
-    std::string key(sizeof(hash), 0);
-    std::memcpy(key.data(), &hash, sizeof(hash));
-    return key;
-  }
-
-  const std::shared_ptr<Budget> budget_;
+  const TierConfig& config_;
+  Budget budget_;
   const std::vector<RowLayout>* classes_;
   const std::shared_ptr<Database> database_;
-  size_t rows_ = 0, bytes_ = 0;
+  size_t rows_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<TierStore> MakeLevelDbTier(const TierConfig& config, const std::vector<RowLayout>& classes,
-                                           const std::shared_ptr<Budget>& budget) {
-  return std::make_unique<LevelDbTier>(config, classes, budget);
+std::unique_ptr<TierStore> MakeLevelDbTier(const TierConfig& config, const std::vector<RowLayout>& classes) {
+  return std::make_unique<LevelDbTier>(config, classes);
 }
-
-#endif
 
 }  // namespace deeprec

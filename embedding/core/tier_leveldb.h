@@ -1,4 +1,4 @@
-// A lower tier in a LevelDB database; the library is optional at build.
+// A lower tier in a LevelDB database; the library is optional.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,6 @@
 
 namespace deeprec {
 
-std::unique_ptr<TierStore> MakeLevelDbTier(const TierConfig& config, const std::vector<RowLayout>& classes,
-                                           const std::shared_ptr<Budget>& budget);
+std::unique_ptr<TierStore> MakeLevelDbTier(const TierConfig& config, const std::vector<RowLayout>& classes);
 
 }  // namespace deeprec

@@ -17,28 +17,17 @@ namespace deeprec {
 
 class LogTier : public TierStore {
  public:
-  LogTier(const TierConfig& config, const std::vector<RowLayout>& classes, const std::shared_ptr<Budget>& budget)
-      : config_(config), budget_(budget), segment_bytes_(ChunkBytes(*budget, classes)) {
+  LogTier(const TierConfig& config, const std::vector<RowLayout>& classes)
+      : config_(config), budget_(config), segment_bytes_(ChunkBytes(config, classes)) {
     for (const RowLayout& layout : classes) {
       const size_t record = sizeof(uint64_t) + RecordBytes(layout);
-      logs_.push_back(Log{&layout, record, std::max<size_t>(segment_bytes_ / record, 1), {}, kNoSegment});
+      logs_.push_back(Log{&layout, record, segment_bytes_ / record, {}, kNoSegment});
     }
   }
   ~LogTier() override { Clear(); }
 
   uint32_t Put(uint64_t hash, size_t row_class, const char* cell, const int64_t* meta) override {
-    Log& log = logs_[row_class];
-    if (log.active == kNoSegment || log.segments[log.active].used == log.per_segment) StartSegment(log);
-    Segment& segment = log.segments[log.active];
-    char* record = segment.block.data() + segment.used * log.record_bytes;
-    std::memcpy(record, &hash, sizeof(hash));
-    WriteRecord(record + sizeof(hash), *log.layout, cell, meta);
-    segment.dead.push_back(false);
-    const auto handle = static_cast<uint32_t>(log.active * log.per_segment + segment.used);
-    ++segment.used;
-    ++segment.live;
-    ++rows_;
-    return handle;
+    return Append(logs_[row_class], hash, cell, meta, /*reserve=*/segment_bytes_);
   }
 
   RowView View(uint64_t, size_t row_class, uint32_t handle, std::vector<int64_t>*) const override {
@@ -73,14 +62,15 @@ class LogTier : public TierStore {
   }
 
   // One segment for each call and class: a lookup waits for no more than that.
-  bool Compact(const Moved& moved) override {
+  bool Compact(const Moved& moved, bool force) override {
     bool worked = false;
     for (size_t row_class = 0; row_class < logs_.size(); ++row_class) {
       Log& log = logs_[row_class];
       size_t worst = kNoSegment;
       for (size_t i = 0; i < log.segments.size(); ++i) {
         const Segment& segment = log.segments[i];
-        if (i == log.active || segment.block.data() == nullptr || segment.live * 2 > segment.used) continue;
+        if (i == log.active || segment.block.data() == nullptr || segment.live == segment.used) continue;
+        if (!force && segment.live * 2 > segment.used) continue;
         if (worst == kNoSegment || segment.live < log.segments[worst].live) worst = i;
       }
       if (worst == kNoSegment) continue;
@@ -89,15 +79,9 @@ class LogTier : public TierStore {
     return worked;
   }
 
+  bool reuses_places() const override { return false; }
   size_t rows() const override { return rows_; }
-  size_t bytes() const override {
-    size_t segments = 0;
-    for (const Log& log : logs_) {
-      segments += static_cast<size_t>(std::count_if(log.segments.begin(), log.segments.end(),
-                                                    [](const Segment& s) { return s.block.data() != nullptr; }));
-    }
-    return segments * segment_bytes_;
-  }
+  size_t bytes() const override { return budget_.used(); }
 
  private:
   static constexpr size_t kNoSegment = ~size_t{0};
@@ -119,21 +103,33 @@ class LogTier : public TierStore {
     return log.segments[handle / log.per_segment].block.data() + handle % log.per_segment * log.record_bytes;
   }
 
-  size_t SegmentBytes(const Log& log) const { return std::max(segment_bytes_, log.per_segment * log.record_bytes); }
+  uint32_t Append(Log& log, uint64_t hash, const char* cell, const int64_t* meta, size_t reserve) {
+    if (log.active == kNoSegment || log.segments[log.active].used == log.per_segment) StartSegment(log, reserve);
+    Segment& segment = log.segments[log.active];
+    char* record = segment.block.data() + segment.used * log.record_bytes;
+    std::memcpy(record, &hash, sizeof(hash));
+    WriteRecord(record + sizeof(hash), *log.layout, cell, meta);
+    segment.dead.push_back(false);
+    const auto handle = static_cast<uint32_t>(log.active * log.per_segment + segment.used);
+    ++segment.used;
+    ++segment.live;
+    ++rows_;
+    return handle;
+  }
 
-  void StartSegment(Log& log) {
+  // `reserve` bytes of the tier are left for compaction, which needs space before it gives any back.
+  void StartSegment(Log& log, size_t reserve) {
     size_t at = 0;
     while (at < log.segments.size() && log.segments[at].block.data() != nullptr) ++at;
-    if ((at + 1) * log.per_segment > kMaxHandles || !budget_->Reserve(SegmentBytes(log))) {
-      throw StorageFull("A tier is full: raise its storage_size, or evict. Received: storage_size=" +
-                        std::to_string(budget_->limit()));
+    if ((at + 1) * log.per_segment > kMaxHandles || !budget_.Reserve(segment_bytes_, reserve)) {
+      ThrowFull(config_);
     }
     try {
-      ZeroedBlock block = MakeTierBlock(config_, SegmentBytes(log));
+      ZeroedBlock block = MakeTierBlock(config_, segment_bytes_);
       if (at == log.segments.size()) log.segments.emplace_back();
       log.segments[at] = Segment{std::move(block), 0, 0, {}};
     } catch (...) {
-      budget_->Release(SegmentBytes(log));
+      budget_.Release(segment_bytes_);
       throw;
     }
     const size_t sealed = log.active;
@@ -143,7 +139,7 @@ class LogTier : public TierStore {
 
   void Drop(Log& log, size_t index) {
     log.segments[index] = Segment{};
-    budget_->Release(SegmentBytes(log));
+    budget_.Release(segment_bytes_);
   }
 
   bool Relocate(Log& log, size_t row_class, size_t index, const Moved& moved) {
@@ -158,7 +154,7 @@ class LogTier : public TierStore {
       const RowView view = ViewRecord(record + sizeof(hash), *log.layout);
       uint32_t to;
       try {
-        to = Put(hash, row_class, view.cell, view.meta);
+        to = Append(log, hash, view.cell, view.meta, /*reserve=*/0);
       } catch (const StorageFull&) {
         return false;  // nothing is lost: the rest stays where it is
       }
@@ -168,8 +164,8 @@ class LogTier : public TierStore {
     return true;
   }
 
-  const TierConfig config_;
-  const std::shared_ptr<Budget> budget_;
+  const TierConfig& config_;
+  Budget budget_;
   const size_t segment_bytes_;
   std::vector<Log> logs_;
   size_t rows_ = 0;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "batch.h"
 #include "tier.h"
 
 namespace deeprec {
@@ -23,14 +24,34 @@ inline RowView ViewRecord(const char* record, const RowLayout& layout) {
 }
 
 // Size of the pieces in which a shard takes space of its tier.
-size_t ChunkBytes(const Budget& budget, const std::vector<RowLayout>& classes);
+size_t ChunkBytes(const TierConfig& config, const std::vector<RowLayout>& classes);
+
+[[noreturn]] void ThrowFull(const TierConfig& config);
+
+// The bytes that one shard may take of its tier.
+class Budget {
+ public:
+  explicit Budget(const TierConfig& config) : limit_(config.bytes / kShards) {}
+  // False, and nothing taken, unless `spare` bytes are left afterwards.
+  bool Reserve(uint64_t bytes, uint64_t spare = 0) {
+    if (limit_ != 0 && used_ + bytes + spare > limit_) return false;
+    used_ += bytes;
+    return true;
+  }
+  void Release(uint64_t bytes) { used_ -= bytes; }
+  uint64_t used() const { return used_; }
+
+ private:
+  const uint64_t limit_;
+  uint64_t used_ = 0;
+};
 
 constexpr uint32_t kMaxHandles = (1u << 26) - 8;
 
 class MappedTier : public TierStore {
  public:
-  MappedTier(const TierConfig& config, const std::vector<RowLayout>& classes, const std::shared_ptr<Budget>& budget)
-      : config_(config), budget_(budget), chunk_bytes_(ChunkBytes(*budget, classes)) {
+  MappedTier(const TierConfig& config, const std::vector<RowLayout>& classes)
+      : config_(config), budget_(config), chunk_bytes_(ChunkBytes(config, classes)) {
     for (const RowLayout& layout : classes) pools_.push_back(Pool{&layout, chunk_bytes_ / RecordBytes(layout), {}, {}});
   }
   ~MappedTier() override { Clear(); }
@@ -63,20 +84,16 @@ class MappedTier : public TierStore {
 
   void Clear() override {
     for (Pool& pool : pools_) {
-      budget_->Release(pool.chunks.size() * chunk_bytes_);
+      budget_.Release(pool.chunks.size() * chunk_bytes_);
       pool.chunks.clear();
       pool.free.clear();
     }
     rows_ = 0;
   }
 
-  bool Compact(const Moved&) override { return false; }
+  bool Compact(const Moved&, bool) override { return false; }
   size_t rows() const override { return rows_; }
-  size_t bytes() const override {
-    size_t chunks = 0;
-    for (const Pool& pool : pools_) chunks += pool.chunks.size();
-    return chunks * chunk_bytes_;
-  }
+  size_t bytes() const override { return budget_.used(); }
 
  private:
   struct Pool {
@@ -92,21 +109,20 @@ class MappedTier : public TierStore {
 
   void AddChunk(Pool& pool) {
     const size_t first = pool.chunks.size() * pool.per_chunk;
-    if (first + pool.per_chunk > kMaxHandles || !budget_->Reserve(chunk_bytes_)) {
-      throw StorageFull("A tier is full: raise its storage_size, or evict. Received: storage_size=" +
-                        std::to_string(budget_->limit()));
+    if (first + pool.per_chunk > kMaxHandles || !budget_.Reserve(chunk_bytes_)) {
+      ThrowFull(config_);
     }
     try {
       pool.chunks.push_back(MakeTierBlock(config_, chunk_bytes_));
     } catch (...) {
-      budget_->Release(chunk_bytes_);
+      budget_.Release(chunk_bytes_);
       throw;
     }
     for (size_t i = pool.per_chunk; i-- > 0;) pool.free.push_back(static_cast<uint32_t>(first + i));
   }
 
-  const TierConfig config_;
-  const std::shared_ptr<Budget> budget_;
+  const TierConfig& config_;
+  Budget budget_;
   const size_t chunk_bytes_;
   std::vector<Pool> pools_;
   size_t rows_ = 0;

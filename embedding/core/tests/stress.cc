@@ -73,11 +73,12 @@ void Snapshot(Table& table) {
   Check(stats.rows >= 0 && stats.filtered >= 0 && stats.bytes > 0, "statistics are garbage");
 }
 
-void Run(double seconds) {
+void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers) {
   // A momentum that rounds to zero as a float: every update writes a slot, and sums stay exact.
   const Optimizer optimizer("SGD", {{"learning_rate", 1}, {"momentum", 1e-300}, {"nesterov", 0}});
   TableConfig config{kDim, {}, optimizer, Initializer("Constant", 0, 0, 1)};
   config.eviction.steps_to_live = 40;
+  config.tiers = tiers;
   Table table(config);
   std::vector<std::atomic<int64_t>> sums(kHot);
   std::atomic<int64_t> step{0};
@@ -139,6 +140,7 @@ void Run(double seconds) {
     Check(rows[key * kDim] == static_cast<float>(-sums[key].load()), "an update was lost or done twice");
   }
   const deeprec::TableStats stats = table.Stats();
+  Check(tiers.empty() || (stats.demoted > 0 && stats.promoted > 0), "no row moved: the test is too short");
   Check(stats.evicted > 0, "nothing was evicted: the test is too short");
   std::printf("steps %lld rows %lld evicted %lld\n", static_cast<long long>(step.load()),
               static_cast<long long>(stats.rows), static_cast<long long>(stats.evicted));
@@ -179,7 +181,14 @@ void Edges() {
 int main(int argc, char** argv) {
   deeprec::SetNumThreads(4);
   Edges();
-  Run(argc > 1 ? std::atof(argv[1]) : 3.0);
+  const double seconds = argc > 1 ? std::atof(argv[1]) : 3.0;
+  Run(seconds, {});
+  // Room for a third of the hot keys: rows move between tiers all the time, in the background too.
+  using deeprec::TierKind;
+  const uint64_t few = 64 * 20 * (2 * kDim * sizeof(float) + 16);
+  const char* temporary = std::getenv("TMPDIR");
+  const std::string path = temporary == nullptr ? "/tmp" : temporary;
+  Run(seconds, {{TierKind::kDram, few, ""}, {TierKind::kPmemFile, 2 << 20, path}, {TierKind::kSsd, 0, path}});
   std::printf("ok\n");
   return 0;
 }
