@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import yaml
 
 from deeprec_spark.config import JobConfig, parse_config
+from deeprec_spark.features.planted import exact_auc
 from deeprec_spark.jobs import common
-from deeprec_spark.jobs.evaluate import evaluate, planted_auc, rank_auc
+from deeprec_spark.jobs.evaluate import evaluate
 from deeprec_spark.jobs.evaluate import main as evaluate_main
 from deeprec_spark.jobs.export import export
 from deeprec_spark.jobs.predict import predict
@@ -96,7 +96,7 @@ def test_predictions_are_those_that_evaluate_judged(
     assert written["rows"] == results["prepare"]["test_rows"]
     scored = spark.read.parquet(written["output"]).select("label", "prediction").toPandas()
     # Keras's AUC is a sum over 200 thresholds.
-    assert rank_auc(scored["label"].to_numpy(), scored["prediction"].to_numpy()) == pytest.approx(
+    assert exact_auc(scored["label"].to_numpy(), scored["prediction"].to_numpy()) == pytest.approx(
         results["evaluate"]["auc"], abs=0.01
     )
 
@@ -156,23 +156,3 @@ def test_a_file_that_is_not_there(
     file.write_text(yaml.safe_dump(values))
     assert prepare_main(["--conf", str(file)]) == common.EXIT_FAILURE
     assert "none.tsv" in caplog.text
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_rank_auc_counts_pairs(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    labels, scores = rng.integers(0, 2, 60), rng.integers(0, 12, 60) / 12
-    positive, negative = scores[labels == 1], scores[labels == 0]
-    pairs = (positive[:, None] > negative).mean() + 0.5 * (positive[:, None] == negative).mean()
-    assert rank_auc(labels, scores) == pytest.approx(pairs)
-
-
-def test_rank_auc_of_one_class_is_nan() -> None:
-    assert np.isnan(rank_auc(np.ones(3), np.arange(3.0)))
-
-
-def test_planted_auc_reads_the_prepared_rows(done: tuple[JobConfig, dict[str, Any]]) -> None:
-    config, results = done
-    assert planted_auc(f"{config.data.prepared}/test") == pytest.approx(
-        results["evaluate"]["best_auc"], abs=1e-6
-    )
