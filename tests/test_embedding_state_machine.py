@@ -10,12 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from deeprec_spark.embedding.optimizers import SGD, Adagrad, Optimizer
+from deeprec_spark.embedding.optimizers import SGD, Adagrad, Optimizer, RowwiseAdagrad
 from deeprec_spark.embedding.options import (
+    CacheStrategy,
     CounterFilter,
     EmbeddingVariableOption,
     GlobalStepEvict,
     InitializerOption,
+    StorageOption,
+    StorageType,
 )
 from deeprec_spark.embedding.store import TableSpec
 from deeprec_spark.embedding.table_files import read_table, write_table
@@ -23,8 +26,9 @@ from deeprec_spark.embedding.variable import NEVER_UPDATED, EmbeddingVariable
 from tests.embedding_reference import ReferenceOptimizer
 
 DIM = 3
-KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(100, 130)]
-BATCH = st.lists(st.sampled_from(KEYS), max_size=25)
+KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(100, 220)]
+TIERS = [StorageType.DRAM, StorageType.DRAM_PMEM, StorageType.DRAM_SSDHASH, StorageType.DRAM_PMEM_SSDHASH]
+BATCH = st.lists(st.sampled_from(KEYS), max_size=40)
 
 
 class Row:
@@ -41,13 +45,30 @@ class TableMachine(RuleBasedStateMachine):
     @initialize(
         freq=st.sampled_from([None, 0, 1, 2, 4]),
         live=st.sampled_from([None, 0, 2]),
-        optimizer=st.sampled_from([SGD(0.5), SGD(0.5, momentum=0.5), Adagrad(0.5)]),
+        optimizer=st.sampled_from([SGD(0.5), SGD(0.5, momentum=0.5), Adagrad(0.5), RowwiseAdagrad(0.5)]),
+        storage=st.sampled_from(TIERS),
+        strategy=st.sampled_from(list(CacheStrategy)),
     )
-    def start(self, freq: int | None, live: int | None, optimizer: Optimizer) -> None:
+    def start(
+        self,
+        freq: int | None,
+        live: int | None,
+        optimizer: Optimizer,
+        storage: StorageType,
+        strategy: CacheStrategy,
+    ) -> None:
+        # The first tier has room for one row of each shard, so rows move all the time.
+        self.directory = tempfile.TemporaryDirectory()
+        row = 4 * (
+            DIM + (0 if optimizer == SGD(0.5) else 1 if isinstance(optimizer, RowwiseAdagrad) else DIM)
+        )
+        tiered = storage is not StorageType.DRAM
+        sizes = (64 * (row + 48), 64 * 4 * 4096)[: len(storage.tiers) - 1]
         option = EmbeddingVariableOption(
             filter_option=None if freq is None else CounterFilter(freq),
             evict_option=GlobalStepEvict(live),
             init_option=InitializerOption(default_value_no_permission=9.0),
+            storage_option=StorageOption(storage, self.directory.name if tiered else None, sizes, strategy),
         )
         self.spec = TableSpec("t", DIM, option, optimizer, seed=5)
         self.table = self.make()
@@ -59,6 +80,14 @@ class TableMachine(RuleBasedStateMachine):
         self.rows: dict[int, Row] = {}
         self.counts: dict[int, int] = {}
         self.step = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "directory"):
+            self.directory.cleanup()
+
+    @rule()
+    def maintain(self) -> None:
+        self.table.core.maintain()
 
     def make(self) -> EmbeddingVariable:
         spec = self.spec
