@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from typing import IO, Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 300
+ANSWER_SECONDS = 900
 FIELDS, DENSE = 26, 13
 
 
@@ -91,10 +92,13 @@ def peers(cores: int) -> list[Peer]:
         Peer(
             "torch",
             "benchmarks.peers.pytorch",
-            tuple(
-                {"threads": threads, "fused": fused}
-                for threads in sorted({1, cores})
-                for fused in (False, True)
+            (
+                {"threads": 1, "fused": True},
+                *(
+                    {"threads": cores, "fused": fused, "wait": wait}
+                    for fused in (False, True)
+                    for wait in ("active", "passive")
+                ),
             ),
             packages=("torch", "numpy"),
         ),
@@ -113,6 +117,8 @@ class Worker:
         # These slow a current BLAS; they are for old ones.
         for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
             environment.pop(name, None)
+        if "wait" in settings:
+            environment["OMP_WAIT_POLICY"] = settings["wait"]
         self._process = subprocess.Popen(
             [python, "-m", peer.module, json.dumps({"data": str(data), **settings})],
             cwd=ROOT,
@@ -143,10 +149,15 @@ class Worker:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                parsed: dict[str, Any] = json.loads(line)
-                return parsed
+        deadline = threading.Timer(ANSWER_SECONDS, self._process.kill)
+        deadline.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    parsed: dict[str, Any] = json.loads(line)
+                    return parsed
+        finally:
+            deadline.cancel()
         self._log.flush()
         raise RuntimeError(
             f"The peer {self._name} died. Received: exit code {self._process.wait(30)}, log {self._log.name}:\n"
@@ -195,7 +206,7 @@ def calibrate(peer: Peer, python: str, data: Path, batch: int, steps: int, log: 
         try:
             worker = Worker(peer, python, data, settings, log)
             try:
-                worker.run(max(4, steps // 4))
+                worker.run(8)
                 rate = steps * batch / worker.run(steps)["seconds"]
             finally:
                 worker.close()

@@ -262,6 +262,20 @@ def test_empty_steps_and_batches() -> None:
         Trainer(single(), LocalStore()).initialize(users([]))
 
 
+def test_a_batch_of_padding_alone() -> None:
+    items = keras.Input((2,), dtype="int64", name="items")
+    pooled = SparseEmbedding(DIM, "mean", table="item", padding_value=-1)(items)
+    model = keras.Model(items, L.Dense(1, kernel_initializer="ones")(pooled))
+    model.compile("sgd", "mse")
+    padding = Batch({"items": np.full((3, 2), -1)}, {"label": np.ones(3, np.float32)})
+    trainer = started(model, padding)
+    trainer.train_step(padding)
+    trainer.evaluate_step(padding)
+    assert trainer.store.statistics()["item"]["rows"] == 0
+    trainer.refresh()
+    assert model.layers[-1].bias.numpy()[0] == pytest.approx(0.02)  # 0.01 * 2 * (1 - 0)
+
+
 def test_a_second_trainer_goes_on_where_the_store_is() -> None:
     first = started(single(keras.optimizers.Adagrad(0.3)), users([1]))
     for _ in range(3):
@@ -360,3 +374,25 @@ def test_a_model_without_a_table() -> None:
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="no SparseEmbedding"):
         started(model, Batch({"price": np.ones(2, np.float32)}, {"label": np.ones(2, np.float32)}))
+
+
+def test_workers_draw_differently_from_equal_models() -> None:
+    def outputs(rank: int | None) -> np.ndarray:
+        keras.utils.set_random_seed(4)
+        user = keras.Input((), dtype="int64", name="user")
+        vector = SparseEmbedding(64, table="user")(user)
+        model = keras.Model(user, L.Dense(1, kernel_initializer="ones")(L.Dropout(0.5)(vector)))
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        trainer = started(model, users([1]))
+        if rank is not None:
+            trainer.reseed(rank)
+        losses = []
+        for _ in range(2):
+            trainer.reset_metrics()
+            trainer.train_step(users([1]))
+            losses.append(trainer.metric_results()["loss"])
+        return np.array(losses)
+
+    assert np.array_equal(outputs(0), outputs(0))
+    assert not np.intersect1d(outputs(0), outputs(1)).size
+    assert outputs(0)[0] != outputs(0)[1]  # and from step to step

@@ -71,7 +71,7 @@ def main() -> None:
             loss = loss_of(model(dense[i], ids[i]), label[i])
             loss.backward()
             optimizer.step()
-            total += float(loss)
+            total += loss.item()
         return total / steps
 
     serve(f"torch {torch.__version__}", run)

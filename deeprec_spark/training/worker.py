@@ -73,6 +73,7 @@ def main(context: WorkerContext) -> None:
     trainer.initialize(sample_batch(job.spec))
     # Dropout must differ between the ranks, though the initial weights must not.
     keras.utils.set_random_seed(job.seed + 1 + context.worker_index)
+    trainer.reseed(context.worker_index)
     worker = Worker(job, trainer, context)
     while (task := context.client.next_phase()) is not None:
         worker.run(task)
