@@ -336,8 +336,10 @@ def _split_ids(df: DataFrame, name: str, lookup: DataFrame, key: str, found: str
     numbered = df.select(
         F.monotonically_increasing_id().alias(row),
         F.struct(*[quoted(column) for column in df.columns]).alias(others),
-        F.posexplode_outer(F.split(quoted(name), sep)).alias(place, value),
+        F.split(quoted(name), sep).alias(value),
     )
+    # In a step of its own: beside a generator, the row number would be that of the generated rows.
+    numbered = numbered.select(row, others, F.posexplode_outer(value).alias(place, value))
     joined = numbered.join(lookup, F.col(value) == F.col(key), "left")
     event = F.when(F.col(found).isNotNull(), F.struct(F.col(place), F.col(found)))
     grouped = joined.groupBy(row).agg(

@@ -142,8 +142,9 @@ class ScalingOperators(Table):
                 wanted += [(name, F.get(array, place).cast("double")) for place in range(sizes[name])]
             else:
                 wanted.append((name, quoted(self._numeric(name)[0]).cast("double")))
-        row = self.df.agg(
-            *[aggregate(value) for _, value in wanted for aggregate in (F.min, F.max)]
+        values = self.df.select(*[value.alias(f"v{index}") for index, (_, value) in enumerate(wanted)])
+        row = values.agg(
+            *[aggregate(F.col(name)) for name in values.columns for aggregate in (F.min, F.max)]
         ).collect()[0]
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         for index, (name, _) in enumerate(wanted):

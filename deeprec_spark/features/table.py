@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,10 @@ class FeatureTable(EncodingOperators, SequenceOperators, ScalingOperators, Targe
     @classmethod
     def from_pandas(cls, pandas_df: pd.DataFrame) -> Self:
         """A table of a pandas DataFrame."""
-        return cls(current_session().createDataFrame(pandas_df))
+        with warnings.catch_warnings():
+            # Spark 3.5 calls a function that pandas 2 deprecates, and where warnings are errors falls back to rows.
+            warnings.filterwarnings("ignore", "is_categorical_dtype", DeprecationWarning)
+            return cls(current_session().createDataFrame(pandas_df))
 
     def apply(
         self, in_col: Names, out_col: str, func: Callable[[Any], Any], dtype: str | DataType = "string"
