@@ -132,7 +132,16 @@ def raw(spark: SparkSession) -> DataFrame:
     schema = (
         "user string, item long, history array<long>, count double, `other.name` string, vector array<double>"
     )
-    return spark.createDataFrame(rows, schema).coalesce(1).union(spark.createDataFrame([], schema))
+    filled = spark.createDataFrame(rows, schema).coalesce(1)
+    return filled.union(spark.createDataFrame([], schema)).selectExpr(
+        "*",
+        "cast(item as decimal(10, 2)) price",
+        "timestamp'2026-01-02 03:04:05.678901' seen",
+        "date'2026-01-02' day",
+        "struct(user, item) pair",
+        "map('a', item) by_name",
+        "cast(user as binary) bytes",
+    )
 
 
 def signature(trained: Trained, folder: Path) -> Any:
@@ -155,7 +164,7 @@ def test_predictions_are_those_of_the_exported_model(single: Trained, raw: DataF
     assert scored.schema.fields[:-1] == raw.schema.fields
     assert scored.schema["prediction"].dataType.simpleString() == "float"
     before, after = raw.collect(), scored.collect()
-    assert [str(row[:6]) for row in after] == [str(tuple(row)) for row in before]
+    assert [str(row[:-1]) for row in after] == [str(tuple(row)) for row in before]
     _loaded, serve = signature(single, tmp_path)
     served = serve(
         user=tf.constant([row["user"] or "nobody" for row in before]),
