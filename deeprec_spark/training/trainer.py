@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ from deeprec_spark.training.programs import (
     call_model,
 )
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["PreparedBatch", "Trainer", "TrainerOptions"]
 
 Float32Array = npt.NDArray[np.float32]
@@ -51,6 +54,8 @@ class Trainer:
     """Trains a Keras model whose SparseEmbedding tables and dense weights live in an embedding store.
 
     A step is four stages, each a method, so that a pipeline may overlap them: `prepare`, `pull`, `compute`, `push`.
+    The step is always one traced function: `run_eagerly`, `jit_compile` and `steps_per_execution` of `compile` have no
+    effect.
 
     Args:
         model: a compiled Keras model with at least one SparseEmbedding.
@@ -339,6 +344,14 @@ class Trainer:
             raise ValueError(
                 "class_weight needs a model with one output; weigh the samples instead. "
                 f"Received: outputs {self._outputs.names}"
+            )
+        summed = [
+            loss for loss in keras.tree.flatten(self.model.loss) if getattr(loss, "reduction", None) == "sum"
+        ]
+        if summed:
+            logger.warning(
+                "A loss has reduction='sum': several synchronous workers average their gradients by samples, so the "
+                "result depends on their number; use sum_over_batch_size and a learning rate to match"
             )
         labels = self._outputs.pack([tf.constant(array[:2]) for array in self._outputs.arrays(sample)])
         self.model._compute_loss(y=labels, y_pred=outputs, training=False)
