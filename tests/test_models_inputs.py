@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 from deeprec_spark.layers.tables import find_layers, table_specs
-from deeprec_spark.models.inputs import IDS, Inputs, table_dims
+from deeprec_spark.models.inputs import IDS, Inputs, layer_name, table_dims
 from deeprec_spark.models.options import ModelOptions
 
 
@@ -107,6 +109,13 @@ def test_class_numbers_have_no_output() -> None:
     inputs = Inputs(spec, ModelOptions())
     with pytest.raises(ValueError, match="kind='multiclass'"):
         inputs.output(inputs.linear())
+
+
+def test_columns_may_have_names_that_tensorflow_forbids() -> None:
+    assert layer_name("zip") == "zip"
+    clean = {layer_name(name) for name in ("zip code", "zip_code", "zip:code", "ünï", "_x", "a/b")}
+    assert len(clean) == 6
+    assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name) for name in clean)
 
 
 def test_internal_names_never_meet_feature_names() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec
-from deeprec_spark.models.inputs import IDS, Inputs, concatenate, mlp
+from deeprec_spark.models.inputs import IDS, Inputs, concatenate, layer_name, mlp
 from deeprec_spark.models.interactions import TargetAttention
 from deeprec_spark.models.options import OPTIONS_CONFIG, ModelOptions, Rate, Units, validated_dataclass
 
@@ -52,7 +52,7 @@ def din(spec: FeatureSpec, options: DINOptions | None = None) -> keras.Model:
             options.attention_units,
             padding_value=feature.padding_value,
             normalize=options.normalize_attention,
-            name=f"{feature.name}.attention",
+            name=layer_name(f"{feature.name}.attention"),
         )
         history = inputs.embed(feature, combiner=None)
         vectors.append(attention([inputs.embed(target), history, inputs.tensors[feature.name]]))

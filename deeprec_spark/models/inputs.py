@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -57,7 +58,7 @@ class Inputs:
         vector = self.embed(feature, combiner)
         if self.dim(feature) == self.options.embedding_dim:
             return vector
-        name = f"{feature.name}.projection"
+        name = layer_name(f"{feature.name}.projection")
         return keras.layers.Dense(self.options.embedding_dim, use_bias=False, name=name)(vector)
 
     def dense(self, features: Iterable[Feature] | None = None, part: str = "dense") -> Tensor | None:
@@ -119,7 +120,8 @@ class Inputs:
         if feature.width is not None:
             return tensor
         if feature.name not in self._dense:
-            self._dense[feature.name] = keras.layers.Reshape((1,), name=f"{feature.name}.column")(tensor)
+            name = layer_name(f"{feature.name}.column")
+            self._dense[feature.name] = keras.layers.Reshape((1,), name=name)(tensor)
         return self._dense[feature.name]
 
     def _lookup(self, feature: Feature, table: str, dim: int, combiner: str | None) -> Tensor:
@@ -139,7 +141,7 @@ class Inputs:
                 ev_option=self.options.ev_option,
                 padding_value=padding,
                 seed=None if self.options.seed is None else table_seed(table, self.options.seed),
-                name=name,
+                name=layer_name(name),
             )
             self._layers[key] = layer
         return layer(self.tensors[feature.name])
@@ -169,6 +171,19 @@ def table_dims(spec: FeatureSpec, default: int) -> dict[str, int]:
 def table_seed(table: str, seed: int) -> int:
     """A seed for the table: without the name in it, equal ids of two tables would start with equal vectors."""
     return (zlib.crc32(table.encode()) + seed) & 0x7FFFFFFF
+
+
+def layer_name(name: str) -> str:
+    """The name itself where TensorFlow takes it for a scope, else its nearest likeness with a checksum.
+
+    Example:
+        >>> layer_name("zip"), layer_name("zip code")
+        ('zip', 'zip_code-da2e9646')
+    """
+    clean = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+    if clean != name:
+        clean = f"{clean}-{zlib.crc32(name.encode()):08x}"
+    return clean if clean[:1].isalnum() else f"x{clean}"
 
 
 def concatenate(tensors: Sequence[Tensor], name: str) -> Tensor:
@@ -204,7 +219,7 @@ def activate(logit: Tensor, label: Label) -> Tensor:
             f"Received: label={label.name!r}, kind={label.kind!r}"
         )
     activation = "sigmoid" if label.kind == "binary" else "linear"
-    return keras.layers.Activation(activation, dtype="float32", name=label.name)(logit)
+    return keras.layers.Activation(activation, dtype="float32", name=layer_name(label.name))(logit)
 
 
 def _input(feature: Feature) -> Tensor:

@@ -6,7 +6,7 @@ import keras
 from pydantic import PositiveInt
 
 from deeprec_spark.features.spec import FeatureSpec
-from deeprec_spark.models.inputs import Inputs, activate, mlp
+from deeprec_spark.models.inputs import Inputs, activate, layer_name, mlp
 from deeprec_spark.models.options import OPTIONS_CONFIG, ModelOptions, Units, validated_dataclass
 
 
@@ -47,9 +47,10 @@ def mmoe(spec: FeatureSpec, options: MMoEOptions | None = None) -> keras.Model:
     rows = keras.layers.Concatenate(axis=1, name="experts.rows")(experts) if len(experts) > 1 else experts[0]
     outputs = {}
     for label in labels:
-        gate = keras.layers.Dense(options.num_experts, activation="softmax", name=f"{label.name}.gate")(x)
-        mixed = keras.layers.Dot(axes=(1, 1), name=f"{label.name}.mix")([gate, rows])
-        tower = mlp(mixed, options.tower_units, name=f"{label.name}.tower")
-        logit = keras.layers.Dense(1, name=f"{label.name}.logit")(tower)
+        name = layer_name(label.name)
+        gate = keras.layers.Dense(options.num_experts, activation="softmax", name=f"{name}.gate")(x)
+        mixed = keras.layers.Dot(axes=(1, 1), name=f"{name}.mix")([gate, rows])
+        tower = mlp(mixed, options.tower_units, name=f"{name}.tower")
+        logit = keras.layers.Dense(1, name=f"{name}.logit")(tower)
         outputs[label.name] = activate(logit, label)
     return inputs.model(outputs, "mmoe")

@@ -88,15 +88,19 @@ class OutputBinding:
         self._struct = keras.tree.map_structure(lambda _: 0, outputs)
         self.names = output_names(model, outputs)
         self.labels = list(labels)
-        self._stacked = len(self.names) == 1 and len(self.labels) > 1
-        if self.labels and not self._stacked:
-            if set(self.names) <= set(self.labels):
-                self.labels = list(self.names)
-            elif len(self.labels) != len(self.names):
-                raise ValueError(
-                    "The labels do not fit the model's outputs: name them alike, or give as many labels as outputs. "
-                    f"Received: labels {self.labels}, outputs {self.names}"
-                )
+        named = set(self.names) <= set(self.labels)
+        self._stacked = len(self.names) == 1 and len(self.labels) > 1 and not named
+        fits = not self.labels or named or len(self.labels) == len(self.names)
+        if self._stacked:
+            # Labels `[batch, labels]` against an output `[batch, 1]` would be broadcast, to a loss of something else.
+            fits = keras.tree.flatten(outputs)[0].shape[1:] == (len(self.labels),)
+        if not fits:
+            raise ValueError(
+                "The labels do not fit the model's outputs: name them alike, or give as many labels as outputs. "
+                f"Received: labels {self.labels}, outputs {self.names}"
+            )
+        if named:
+            self.labels = list(self.names)
         self._shapes = [list(labels[name].shape[1:]) for name in self.labels]
         self._dtypes = [np.dtype(labels[name].dtype) for name in self.labels]
 
