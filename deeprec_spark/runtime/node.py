@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -56,6 +57,13 @@ class NodeProcess:
             return self._report(error)
         finally:
             self._client.close()
+
+    def farewell(self) -> None:
+        """Tell the driver that the Spark task of this node is gone, so that it need not wait for a deadline."""
+        try:
+            self._client.exited(-signal.SIGKILL, reason="its Spark task or executor was killed", timeout=1.0)
+        except (JobError, TimeoutError, PermissionError) as error:
+            logger.warning("The driver does not hear it: %s", error)
 
     def _serve(self) -> None:
         from deeprec_spark.embedding.local_store import LocalStore
@@ -160,9 +168,10 @@ def main() -> int:
     """Read the job, tie this process to its supervisor, play the role."""
     stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
     job = NodeJob.read(stream)
-    die_with_parent(stream)
     logging.basicConfig(level=logging.INFO, format=NODE_LOG_FORMAT, stream=sys.stderr)
-    return NodeProcess(job).run()
+    node = NodeProcess(job)
+    die_with_parent(stream, node.farewell)
+    return node.run()
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class NodeService:
 
     def _exited(self, message: Message) -> Message:
         code = _integer(message, "code")
-        reason = f"its process {describe_exit(code)}"
+        reason = _text(message, "reason") or f"its process {describe_exit(code)}"
         self._members.exited(*_identity(message), failed=code != 0, reason=reason)
         return Message()
 

@@ -73,9 +73,9 @@ class NodeClient:
         """A sign of life; False if the job has ended."""
         return bool(self._call("heartbeat", {}, timeout=10.0).header["status"] == "ok")
 
-    def exited(self, code: int) -> None:
-        """The node's process ended with this exit code."""
-        self._call("exited", {"code": code})
+    def exited(self, code: int, reason: str = "", timeout: float | None = None) -> None:
+        """The node's process ended with this exit code, or is about to, for a reason that the code does not tell."""
+        self._call("exited", {"code": code, "reason": reason}, timeout=timeout)
 
     def log(self, lines: Sequence[str]) -> None:
         """Lines for the driver's log."""
