@@ -378,7 +378,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
                 logger.info("Going on from step %d: %s", manifest.step, start)
                 loop.restore(start)
             history = loop.run()
-            self._checkpoint = loop.save()
+            self._checkpoint = loop.finish()
         self.statistics = loop.statistics
         return history
 

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark import checkpoint
@@ -66,7 +65,7 @@ class FitOptions:
 
 @dataclass
 class FitStatistics:
-    """What a fit did: rows and steps of all workers, and the seconds that its training phases took."""
+    """What a fit did: rows, steps of the model (updates), and the seconds that its training phases took."""
 
     rows: int = 0
     steps: int = 0
@@ -138,36 +137,37 @@ class FitLoop:
         self._cluster.run(Phase("restore", {"directory": directory}, ranks=[self._chief]))
         self._pull_dense()
 
-    def save(self) -> str:
-        """Write a checkpoint of the state that the nodes hold; returns its directory."""
-        directory = self._save(self._model_dir, self._options.keep_checkpoints)
+    def save(self, directory: str) -> list[CheckpointFile]:
+        """Have the nodes write their parameters below `directory`, without committing a checkpoint."""
+        [result] = self._cluster.run(Phase("save", {"directory": directory}, ranks=[self._chief]))
+        return [CheckpointFile(**file) for file in result.data["files"]]
+
+    def finish(self) -> str:
+        """Commit a checkpoint of the state that the nodes hold; returns its directory."""
+        directory = self._checkpoint(self._model_dir, self._options.keep_checkpoints)
         if self._best is not None:
             filesystem, path = resolve(f"{self._model_dir}/{BEST_FOLDER}")
             filesystem.delete_dir(path)
         return directory
 
-    def _save(self, model_dir: str, keep: int) -> str:
+    def _checkpoint(self, model_dir: str, keep: int) -> str:
         step = self._pull_dense()
-        directory = checkpoint.directory_of(model_dir, step)
-        checkpoint.begin(directory)
-        [result] = self._cluster.run(Phase("save", {"directory": directory}, ranks=[self._chief]))
-        files = [CheckpointFile(**file) for file in result.data["files"]]
-        manifest = checkpoint.Manifest(
+        directory = checkpoint.save_checkpoint(
+            self,
+            model_dir,
+            model=self._driver.model,
+            tables=self._driver.table_specs,
             step=step,
             epoch=self._done_epochs,
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            tables=tuple(checkpoint.TableRecord.of(spec) for spec in self._driver.table_specs),
-            files=tuple(checkpoint.FileRecord.of(file) for file in files),
-            model=checkpoint.ModelRecord.of(self._driver.model, self._driver.dense_optimizer),
+            optimizer=self._driver.dense_optimizer,
             feature_spec=self._train.spec,
+            keep_max=keep,
         )
-        checkpoint.commit(directory, manifest)
-        checkpoint.prune(model_dir, keep)
         logger.info("Checkpoint of step %d: %s", step, directory)
         return directory
 
     def _save_best(self) -> None:
-        self._best = self._save(f"{self._model_dir}/{BEST_FOLDER}", keep=1)
+        self._best = self._checkpoint(f"{self._model_dir}/{BEST_FOLDER}", keep=1)
 
     def _restore_best(self) -> None:
         assert self._best is not None  # the host restores only what it had saved
@@ -204,7 +204,9 @@ class FitLoop:
 
         results = self._cluster.run(phase, on_progress)
         self.statistics.rows += sum(result.data["samples"] for result in results)
-        self.statistics.steps += sum(result.data["steps"] for result in results)
+        # Synchronous workers take each step together.
+        count = max if self._cluster.options.mode == "sync" else sum
+        self.statistics.steps += count(result.data["steps"] for result in results)
         self.statistics.seconds += max(result.data["seconds"] for result in results)
         return self._merge_metrics(results)
 

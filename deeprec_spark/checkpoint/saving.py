@@ -1,20 +1,27 @@
-"""Save a store that this process can reach as a checkpoint."""
+"""Save parameters, wherever they are held, as a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Protocol
 
 from deeprec_spark.checkpoint.directory import begin, commit, directory_of, prune
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest, ModelRecord, TableRecord
 from deeprec_spark.embedding.optimizers import Optimizer
-from deeprec_spark.embedding.store import EmbeddingStore, TableSpec
+from deeprec_spark.embedding.store import CheckpointFile, TableSpec
 from deeprec_spark.features.spec import FeatureSpec
 
 
+class Saver(Protocol):
+    """What can write parameters: an EmbeddingStore, or whoever asks the nodes that hold one."""
+
+    def save(self, directory: str) -> Sequence[CheckpointFile]:
+        """Write every table, the dense parameters, all slots and the step below `directory`."""
+
+
 def save_checkpoint(
-    store: EmbeddingStore,
+    store: Saver,
     model_dir: str,
     *,
     model: Any,
