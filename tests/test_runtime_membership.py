@@ -34,7 +34,8 @@ def lost():
 
 @pytest.fixture
 def members(clock, lost):
-    return Membership(OPTIONS, threading.Condition(threading.RLock()), lost.append, clock)
+    condition = threading.Condition(threading.RLock())
+    return Membership(OPTIONS, condition, lost.append, condition.notify_all, clock)
 
 
 def claim(members, rank=1, attempt="first", timeout=0.0, stopping=False):

@@ -35,7 +35,7 @@ class Coordinator:
     def __init__(self, options: CoordinatorOptions) -> None:
         self.options = options
         self._state = JobState(options)
-        self._condition = self._state.condition
+        self._driver = self._state.driver
         self._members = self._state.members
         self._phases = 0
         self._server = MessageServer(
@@ -69,7 +69,7 @@ class Coordinator:
         limit = self.options.registration_timeout if timeout is None else timeout
         end = time.monotonic() + limit
         ranks = range(self.options.num_nodes)
-        with self._condition:
+        with self._driver:
             while not self._members.all_running(ranks):
                 self._state.raise_failure()
                 left = end - time.monotonic()
@@ -79,7 +79,7 @@ class Coordinator:
                         "free task slot: see that no other job holds them, and that executors reach the driver "
                         f"(spark.driver.host). Received: {self._members.describe_missing(ranks)}"
                     )
-                self._condition.wait(left)
+                self._driver.wait(left)
 
     def run_phase(
         self, phase: Phase, on_progress: ProgressCallback | None = None, *, timeout: float | None = None
@@ -100,7 +100,7 @@ class Coordinator:
         if self._phases == 0:
             self.wait_ready()
         end = None if timeout is None else time.monotonic() + timeout
-        with self._condition:
+        with self._driver:
             state = self._begin(phase, ranks)
             try:
                 while not state.finished:
@@ -114,11 +114,11 @@ class Coordinator:
                             raise TimeoutError(
                                 f"Phase {phase.kind!r} did not end in {timeout:g} s. Missing: {missing}"
                             )
-                    self._condition.wait(left)
+                    self._driver.wait(left)
                     self._report(state, on_progress)
             finally:
                 self._state.phase = None
-                self._condition.notify_all()
+                self._state.changed()
             if state.queue is not None and not state.queue.finished:
                 raise RuntimeError(
                     f"Phase {phase.kind!r} left items undone: workers must lease until there is none, and complete "
@@ -132,12 +132,12 @@ class Coordinator:
 
     def stop(self, timeout: float = 30.0) -> None:
         """Tell the nodes to end, wait up to `timeout` seconds for them, and close the server. May be repeated."""
-        with self._condition:
+        with self._driver:
             if self._state.stopping:
                 return
             self._state.stopping = True
-            self._condition.notify_all()
-            gone = self._condition.wait_for(
+            self._state.changed()
+            gone = self._driver.wait_for(
                 lambda: self._state.aborted or not self._members.any_alive(), timeout
             )
             if not gone:
@@ -178,7 +178,7 @@ class Coordinator:
         activity = dict.fromkeys(ranks, time.monotonic())
         state = PhaseState(self._phases, phase, ranks, phase.queue(), last_activity=activity)
         self._state.phase = state
-        self._condition.notify_all()
+        self._state.changed()
         return state
 
     def _report(self, state: PhaseState, on_progress: ProgressCallback | None) -> None:
@@ -187,11 +187,11 @@ class Coordinator:
             return
         state.unseen_progress = False
         newest = [state.progress[rank] for rank in sorted(state.progress)]
-        self._condition.release()
+        self._driver.release()
         try:
             on_progress(newest)
         finally:
-            self._condition.acquire()
+            self._driver.acquire()
 
 
 __all__ = ["Coordinator", "CoordinatorOptions", "Phase", "PhaseResult", "Progress"]

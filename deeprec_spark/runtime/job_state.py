@@ -17,13 +17,16 @@ logger = logging.getLogger(__name__)
 class JobState:
     """Shared by the driver's side of the coordinator and the handlers of the nodes' calls.
 
-    Hold `condition` while reading or changing anything; every change notifies it.
+    Hold the lock (that of `nodes`, and of `driver`) while reading or changing anything. Calls of nodes wait on
+    `nodes`, the driver's thread on `driver`, so that frequent reports of many nodes wake one thread only.
     """
 
     def __init__(self, options: CoordinatorOptions) -> None:
         self.options = options
-        self.condition = threading.Condition(threading.RLock())
-        self.members = Membership(options, self.condition, self._lost)
+        lock = threading.RLock()
+        self.nodes = threading.Condition(lock)
+        self.driver = threading.Condition(lock)
+        self.members = Membership(options, self.nodes, self._lost, self.changed)
         self.phase: PhaseState | None = None
         self.stopping = False
         self._failures: list[NodeFailure] = []
@@ -40,36 +43,41 @@ class JobState:
         """Whether the nodes are known to be gone: Spark ended their tasks."""
         return self._abort is not None
 
+    def changed(self) -> None:
+        """Wake everybody who waits; called with the lock held."""
+        self.nodes.notify_all()
+        self.driver.notify_all()
+
     def running(self, number: int) -> PhaseState | None:
         """The current phase if it is the one of this number."""
         return self.phase if self.phase is not None and self.phase.number == number else None
 
     def abort(self, error: BaseException) -> None:
         """Record that the job cannot go on for a reason outside the nodes."""
-        with self.condition:
+        with self.nodes:
             if not self.stopping and self._abort is None:
                 for member in self.members.lost():
                     self.fail(self._failure(member.rank, member.reason))
                 self._abort = error
                 self._failed_at = self._failed_at or time.monotonic()
-                self.condition.notify_all()
+                self.changed()
 
     def fail(self, failure: NodeFailure) -> None:
         """Record a node's failure; the first one of each rank counts."""
-        with self.condition:
+        with self.nodes:
             if self.stopping or any(known.rank == failure.rank for known in self._failures):
                 return
             self._failures.append(failure)
             self._failed_at = self._failed_at or time.monotonic()
-            self.condition.notify_all()
+            self.changed()
 
     def watch(self) -> None:
         """Run until the job stops: give up members whose deadline passes."""
-        with self.condition:
+        with self.nodes:
             while not self.stopping:
                 self.members.expire()
                 self._fail_absent_workers()
-                self.condition.wait(self.options.heartbeat_interval / 2)
+                self.nodes.wait(self.options.heartbeat_interval / 2)
 
     def raise_failure(self) -> None:
         """Raise a NodeError if something has failed, after a moment for further reports.
@@ -83,7 +91,7 @@ class JobState:
             return
         end = self._failed_at + self.options.failure_grace
         while time.monotonic() < end:
-            self.condition.wait(end - time.monotonic())
+            self.driver.wait(end - time.monotonic())
         causes = sorted(self._failures, key=lambda one: (one.rank >= self.options.num_ps, not one.traceback))
         if not causes:
             raise NodeError(f"Spark ended the job's nodes: {self._abort}") from self._abort

@@ -52,12 +52,13 @@ class Member:
 
 
 class Membership:
-    """The members of a job. All methods take `condition`'s lock and notify it of each change.
+    """The members of a job. All methods take `condition`'s lock.
 
     Arguments:
         options: topology and deadlines.
         condition: shared with the coordinator; its lock guards all of the job's state.
         on_lost: called with the lock held when a member is lost.
+        on_change: called with the lock held when a member's state changes (not at each heartbeat); wakes the waiting.
         clock: seconds, monotonic.
     """
 
@@ -66,11 +67,13 @@ class Membership:
         options: CoordinatorOptions,
         condition: threading.Condition,
         on_lost: Callable[[Member], None],
+        on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._condition = condition
         self._on_lost = on_lost
+        self._on_change = on_change
         self._clock = clock
         self._started = clock()
         self._members: dict[int, Member] = {}
@@ -108,7 +111,7 @@ class Membership:
         self._incarnations += 1
         member = Member(rank, attempt, self._incarnations, host, now + self._options.start_timeout, now)
         self._members[rank] = member
-        self._condition.notify_all()
+        self._on_change()
         return member
 
     def announce(self, rank: int, incarnation: int, address: str | None) -> None:
@@ -118,6 +121,7 @@ class Membership:
             member.state = MemberState.RUNNING
             member.address = address
             self._touch(member)
+            self._on_change()
 
     def beat(self, rank: int, incarnation: int) -> None:
         """A heartbeat, or any other sign of life."""
@@ -127,7 +131,6 @@ class Membership:
     def _touch(self, member: Member) -> None:
         member.last_seen = self._clock()
         member.deadline = member.last_seen + self._options.heartbeat_timeout
-        self._condition.notify_all()
 
     def exited(self, rank: int, incarnation: int, *, failed: bool, reason: str = "") -> bool:
         """The node's process ended; False if this incarnation no longer held its rank."""
@@ -140,7 +143,7 @@ class Membership:
                 self._lose(member, reason)
             else:
                 member.state = MemberState.DONE
-            self._condition.notify_all()
+            self._on_change()
             return True
 
     def _lose(self, member: Member, reason: str) -> None:
@@ -160,7 +163,7 @@ class Membership:
                     self._lose(
                         member, f"not started after {silent}" if starting else f"no heartbeat for {silent}"
                     )
-                    self._condition.notify_all()
+                    self._on_change()
 
     def current(self, rank: int, incarnation: int) -> Member:
         """The member that holds this rank; a StaleNodeError if the caller's incarnation does not."""

@@ -24,7 +24,7 @@ class NodeService:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._members = state.members
-        self._condition = state.condition
+        self._nodes = state.nodes
 
     def handlers(self) -> dict[str, Handler]:
         """Handlers by method name."""
@@ -54,7 +54,7 @@ class NodeService:
             timeout=_poll_seconds(message),
             stopping=lambda: self._state.ended,
         )
-        with self._condition:
+        with self._nodes:
             if self._state.ended:
                 return Message({"status": "stop"})
             if member is None:
@@ -78,7 +78,7 @@ class NodeService:
 
     def _heartbeat(self, message: Message) -> Message:
         self._members.beat(*_identity(message))
-        with self._condition:
+        with self._nodes:
             return Message({"status": "stop" if self._state.ended else "ok"})
 
     def _exited(self, message: Message) -> Message:
@@ -93,7 +93,7 @@ class NodeService:
         if not isinstance(lines, list):
             raise ValueError(f"The message needs a list `lines`. Received: {type(lines).__name__}")
         lines = [str(line) for line in lines]
-        with self._condition:
+        with self._nodes:
             member = self._members.get(rank)
             if member is not None and member.incarnation == incarnation:
                 member.log_tail.extend(lines)
@@ -102,9 +102,9 @@ class NodeService:
 
     def _servers(self, message: Message) -> Message:
         ranks = range(self._state.options.num_ps)
-        with self._condition:
+        with self._nodes:
             self._members.current(*_identity(message))
-            ready = self._condition.wait_for(
+            ready = self._nodes.wait_for(
                 lambda: self._state.ended or self._members.all_running(ranks), _poll_seconds(message)
             )
             if self._state.ended:
@@ -123,9 +123,9 @@ class NodeService:
             state = self._state.phase
             return state is not None and rank in state.ranks and rank not in state.results
 
-        with self._condition:
+        with self._nodes:
             self._members.current(rank, incarnation)
-            self._condition.wait_for(lambda: self._state.ended or has_work(), _poll_seconds(message))
+            self._nodes.wait_for(lambda: self._state.ended or has_work(), _poll_seconds(message))
             if self._state.ended:
                 return Message({"status": "stop"})
             self._members.current(rank, incarnation)
@@ -139,7 +139,7 @@ class NodeService:
     def _lease(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
         end = time.monotonic() + _poll_seconds(message)
-        with self._condition:
+        with self._nodes:
             while True:
                 self._members.current(rank, incarnation)
                 state = self._state.running(_integer(message, "phase"))
@@ -156,47 +156,47 @@ class NodeService:
                 left = end - time.monotonic()
                 if left <= 0:
                     return Message({"status": "wait"})
-                self._condition.wait(left)
+                self._nodes.wait(left)
 
     def _complete(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
-        with self._condition:
+        with self._nodes:
             self._members.current(rank, incarnation)
             state = self._state.running(_integer(message, "phase"))
             counted = False
             if state is not None and state.queue is not None:
                 state.last_activity[rank] = time.monotonic()
                 counted = state.queue.complete(rank, _integer(message, "index"), _integer(message, "epoch"))
-                self._condition.notify_all()
+                self._nodes.notify_all()
             return Message({"counted": counted})
 
     def _progress(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
         data = _mapping(message, "data")
-        with self._condition:
+        with self._nodes:
             self._members.current(rank, incarnation)
             state = self._state.running(_integer(message, "phase"))
             if state is not None:
                 state.last_activity[rank] = time.monotonic()
                 state.progress[rank] = Progress(rank, data)
                 state.unseen_progress = True
-                self._condition.notify_all()
+                self._state.driver.notify_all()
         return Message()
 
     def _finish(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
         result = PhaseResult(rank, _mapping(message, "data"), message.array("blob", np.uint8).tobytes())
-        with self._condition:
+        with self._nodes:
             self._members.current(rank, incarnation)
             state = self._state.running(_integer(message, "phase"))
             if state is not None and rank in state.ranks:
                 state.results[rank] = result
-                self._condition.notify_all()
+                self._state.driver.notify_all()
         return Message()
 
     def _fail(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
-        with self._condition:
+        with self._nodes:
             member = self._members.current(rank, incarnation)
             trace, tail = _text(message, "traceback"), tuple(member.log_tail)
             self._state.fail(
