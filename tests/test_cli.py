@@ -143,4 +143,4 @@ def _movielens() -> Any:
 def test_query_of_nothing_is_2(tmp_path: Path) -> None:
     done = invoke("query", "--model", str(tmp_path), "--row", "{}")
     assert done.exit_code == 2
-    assert "no SavedModel" in done.output
+    assert "no exported model" in done.output
