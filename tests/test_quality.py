@@ -1,0 +1,131 @@
+"""Embedded training reaches what keras.layers.Embedding reaches, on real data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import pytest
+
+from deeprec_spark.data import Batch, BatchReader, ParquetDataset, ReaderOptions
+from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.features.movielens import prepare_movielens
+from deeprec_spark.features.spec import FeatureKind, FeatureSpec
+from deeprec_spark.layers import SparseEmbedding
+from deeprec_spark.models import registry
+from deeprec_spark.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
+
+EPOCHS = 4
+BATCH_SIZE = 256
+
+
+class DenseTable(keras.layers.Layer):
+    """What a SparseEmbedding of a deepfm computes, on keras.layers.Embedding: ids are 0 to rows - 1."""
+
+    def __init__(self, rows: int, peer: SparseEmbedding) -> None:
+        super().__init__()
+        self.embedding = keras.layers.Embedding(rows, peer.embedding_dim)
+        self.mean = peer.combiner is not None
+
+    def call(self, ids: Any) -> Any:
+        vectors = self.embedding(keras.ops.maximum(ids, 0))
+        if not self.mean:
+            return vectors
+        known = keras.ops.expand_dims(keras.ops.cast(ids >= 0, "float32"), -1)
+        return keras.ops.sum(vectors * known, 1) / keras.ops.maximum(keras.ops.sum(known, 1), 1.0)
+
+
+def load(location: Path, spec: FeatureSpec) -> Batch:
+    dataset = ParquetDataset.scan(str(location))
+    reader = BatchReader(spec, ReaderOptions(dataset.num_rows))
+    [(batch, _)] = reader.batches(iter(dataset.ranges))
+    return batch
+
+
+def reindexed(train: Batch, test: Batch, spec: FeatureSpec) -> tuple[Batch, Batch, dict[str, int]]:
+    """The same data with the ids of each feature numbered from 0, which keras.layers.Embedding needs."""
+    rows: dict[str, int] = {}
+    columns: dict[str, list[Any]] = {}
+    for feature in spec.features:
+        parts = [batch.features[feature.name] for batch in (train, test)]
+        if feature.kind is not FeatureKind.DENSE:
+            ids = np.concatenate([part.reshape(-1) for part in parts])
+            known = np.unique(ids[ids != feature.padding_value])
+            rows[feature.table_name] = len(known)
+            parts = [
+                np.where(part == feature.padding_value, -1, np.searchsorted(known, part)) for part in parts
+            ]
+        columns[feature.name] = parts
+    made = [
+        Batch({name: parts[side] for name, parts in columns.items()}, batch.labels)
+        for side, batch in enumerate((train, test))
+    ]
+    return made[0], made[1], rows
+
+
+def auc(labels: Any, scores: Any) -> float:
+    """Exact, by ranks; ties count half."""
+    scores = np.asarray(scores).reshape(-1)
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    positive = np.asarray(labels) > 0.5
+    n, m = positive.sum(), (~positive).sum()
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile(keras.optimizers.Adam(1e-3), "binary_crossentropy")
+    return model
+
+
+def test_deepfm_on_movielens_equals_keras(spark: SparkSession, test_data: Path, tmp_path: Path) -> None:
+    spec = prepare_movielens(spark, str(test_data / "ml-100k"), str(tmp_path))
+    train, test, rows = reindexed(load(tmp_path / "train", spec), load(tmp_path / "test", spec), spec)
+    labels = test.labels[spec.label_names[0]]
+
+    keras.utils.set_random_seed(1)
+    options = {"embedding_dim": 16, "hidden_units": (64, 32)}
+    sparse = compiled(registry.create("deepfm", spec, **options))
+
+    def replace(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if isinstance(layer, SparseEmbedding):
+            return DenseTable(rows[layer.table.removesuffix(".linear")], layer)
+        return layer.__class__.from_config(layer.get_config())
+
+    dense = compiled(keras.models.clone_model(sparse, clone_function=replace))
+    assert dense.count_params() > sum(rows.values()) * 17
+
+    trainer = Trainer(sparse, LocalStore())
+    trainer.initialize(
+        Batch({k: v[:2] for k, v in train.features.items()}, {k: v[:2] for k, v in train.labels.items()})
+    )
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng(epoch).permutation(train.size)
+        for start in range(0, train.size, BATCH_SIZE):
+            chosen = order[start : start + BATCH_SIZE]
+            batch = Batch(
+                {name: array[chosen] for name, array in train.features.items()},
+                {name: array[chosen] for name, array in train.labels.items()},
+            )
+            trainer.train_step(batch)
+    [ours] = trainer.predict_step(test).values()
+
+    dense.fit(
+        dict(train.features),
+        train.labels[spec.label_names[0]],
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        verbose=0,
+    )
+    theirs = dense.predict(dict(test.features), batch_size=4096, verbose=0)
+
+    ours_auc, theirs_auc = auc(labels, ours), auc(labels, theirs)
+    assert ours_auc >= 0.775
+    assert abs(ours_auc - theirs_auc) < 0.005
