@@ -24,7 +24,7 @@ from deeprec_spark.checkpoint.snapshot import SnapshotStore
 from deeprec_spark.data import BatchReader, ParquetDataset, ReaderOptions, RowRange
 from deeprec_spark.data.columns import decode
 from deeprec_spark.data.reader import slice_batch
-from deeprec_spark.export.outputs import prediction_names
+from deeprec_spark.export.names import prediction_names
 from deeprec_spark.features.arrow import prepare_column
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.quiet import import_tensorflow

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from deeprec_spark.export.names import METADATA, input_names
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec
 
 SIGNATURE = "serving_default"
-DESCRIPTION = "assets.extra/deeprec_spark.json"
 
 
 def query(model_dir: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -48,7 +48,10 @@ def query(model_dir: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     loaded = tf.saved_model.load(model_dir)
     signature = loaded.signatures[SIGNATURE]
     types = signature.structured_input_signature[1]
-    outputs = signature(**{name: tf.constant(array, types[name].dtype) for name, array in columns.items()})
+    names = input_names(columns)
+    outputs = signature(
+        **{names[column]: tf.constant(array, types[names[column]].dtype) for column, array in columns.items()}
+    )
     arrays = {name: value.numpy().reshape(len(rows), -1) for name, value in sorted(outputs.items())}
     return [
         {
@@ -62,9 +65,9 @@ def query(model_dir: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 def model_spec(model_dir: str) -> FeatureSpec:
     """The columns that an exported model takes; a FileNotFoundError where there is none."""
     folder = Path(model_dir)
-    if not (folder / "saved_model.pb").is_file() or not (folder / DESCRIPTION).is_file():
+    if not (folder / "saved_model.pb").is_file() or not (folder / METADATA).is_file():
         raise FileNotFoundError(f"There is no exported model in this folder. Received: model={model_dir!r}")
-    description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    description = json.loads((folder / METADATA).read_text(encoding="utf-8"))
     return FeatureSpec.model_validate(description["feature_spec"])
 
 

@@ -20,7 +20,7 @@ from deeprec_spark.embedding.options import (
     EmbeddingVariableOption,
     InitializerOption,
 )
-from deeprec_spark.export.outputs import METADATA
+from deeprec_spark.export.names import METADATA
 from deeprec_spark.export.saved_model import export_saved_model
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 from deeprec_spark.layers import SparseEmbedding
@@ -219,3 +219,28 @@ def test_another_models_checkpoint_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(checkpoint.CheckpointMismatchError, match="'rare' is in the checkpoint only"):
         export_saved_model(other, reader.store, str(tmp_path / "export"))
     assert not (tmp_path / "export").exists()
+
+
+def test_columns_may_have_any_name(tmp_path: Path) -> None:
+    from deeprec_spark import models
+
+    names = ["zip code", "zip_code", "1st", "self", "a:b", "ünï.x"]
+    features = tuple(Feature(name=n, kind=FeatureKind.CATEGORICAL, raw_type="int64") for n in names)
+    spec = FeatureSpec(features=features, labels=(Label(name="bought it"), Label(name="click")))
+    ids = {name: np.arange(index, index + 6) for index, name in enumerate(names)}
+    labels = {label.name: np.array([0, 1, 0, 1, 1, 0], np.float32) for label in spec.labels}
+    model = models.create("mmoe", spec, num_experts=2, expert_units=[2], tower_units=[])
+    reader = trained(
+        model,
+        tmp_path / "model",
+        loss=dict.fromkeys(labels, "binary_crossentropy"),
+        spec=spec,
+        batch=Batch(ids, labels),
+    )
+    export_saved_model(model, reader.store, str(tmp_path / "export"))
+    answers = query(
+        str(tmp_path / "export"), [{name: int(ids[name][row]) for name in names} for row in range(6)]
+    )
+    for name, expected in reader.predict_step(Batch(ids)).items():
+        found = [answer[f"prediction_{name}"] for answer in answers]
+        np.testing.assert_allclose(found, expected[:, 0], atol=1e-6)

@@ -15,7 +15,7 @@ from deeprec_spark.checkpoint.snapshot import SnapshotStore
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.export import raw
 from deeprec_spark.export.commit import committed_directory
-from deeprec_spark.export.outputs import METADATA, prediction_names
+from deeprec_spark.export.names import METADATA, input_names, prediction_names
 from deeprec_spark.export.tables import SortedTable
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.layers import context
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 RAW = "serving_default"
 PREPARED = "prepared"
 Tensor = Any
+Forward = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 def export_saved_model(
@@ -42,8 +43,9 @@ def export_saved_model(
 ) -> str:
     """Write a SavedModel that loads and predicts where only TensorFlow is installed.
 
-    Its signatures take one tensor for each feature and return `prediction` (`prediction_<output>` where the model has
-    several outputs): `[batch]` for an output `[batch, 1]`, else the output's own shape.
+    Its signatures take one tensor for each feature, by its name (`export.names.input_names` where TensorFlow does
+    not take that), and return `prediction` (`prediction_<output>` where the model has several outputs): `[batch]`
+    for an output `[batch, 1]`, else the output's own shape.
 
     - `serving_default` takes raw values as the FeatureSpec says: strings are hashed and numbers transformed in the
       graph (see `export.raw.prepare`). Without a FeatureSpec it takes prepared columns.
@@ -77,17 +79,18 @@ def export_saved_model(
     store.create_tables(table_specs(model))
     _load_dense(model, store)
     module = _ExportedModel(model, store, binding)
-    prepared = tf.function(module.forward, autograph=False).get_concrete_function(columns)
+    prepared = _signature(module.forward, columns)
     signatures = {PREPARED: prepared, RAW: prepared}
     # A model may take some of the spec's features only: its callers need not send the others.
     used = None if spec is None else _features_of(spec, columns)
     if used is not None:
-        signatures[RAW] = _raw_function(module.forward, used)
+        signatures[RAW] = _raw_signature(module.forward, used)
     with committed_directory(location, overwrite=overwrite) as folder:
         tf.saved_model.save(module, str(folder), signatures=signatures)
         extra = folder / METADATA
         extra.parent.mkdir(parents=True)
-        extra.write_text(json.dumps(_metadata(store.manifest, used), indent=1) + "\n", encoding="utf-8")
+        metadata = _metadata(store.manifest, used, input_names(columns))
+        extra.write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
     logger.info("Exported step %d of model %r to %s", store.step, model.name, location)
     return location
 
@@ -124,11 +127,22 @@ def _features_of(spec: FeatureSpec, columns: Mapping[str, Any]) -> FeatureSpec:
     return spec.model_copy(update={"features": chosen})
 
 
-def _raw_function(forward: Callable[..., Any], spec: FeatureSpec) -> Any:
-    def predict(raw_columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(forward(raw.prepare(spec, raw_columns)))
+def _raw_signature(forward: Forward, spec: FeatureSpec) -> Any:
+    return _signature(lambda columns: forward(raw.prepare(spec, columns)), raw.raw_signature(spec))
 
-    return tf.function(predict, autograph=False).get_concrete_function(raw.raw_signature(spec))
+
+def _signature(forward: Forward, columns: Mapping[str, Any]) -> Any:
+    """The concrete function of columns by name, under names that TensorFlow takes."""
+    names = input_names(columns)
+
+    def predict(arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return forward({column: arguments[name] for column, name in names.items()})
+
+    specs = {
+        names[column]: tf.TensorSpec(spec.shape, spec.dtype, name=names[column])
+        for column, spec in columns.items()
+    }
+    return tf.function(predict, autograph=False).get_concrete_function(specs)
 
 
 def _binding(
@@ -181,10 +195,11 @@ def _squeeze(tensor: Tensor) -> Tensor:
     return tf.squeeze(tensor, -1) if tensor.shape.rank == 2 and tensor.shape[-1] == 1 else tensor
 
 
-def _metadata(manifest: Manifest, spec: FeatureSpec | None) -> dict[str, Any]:
+def _metadata(manifest: Manifest, spec: FeatureSpec | None, inputs: Mapping[str, str]) -> dict[str, Any]:
     return {
         "step": manifest.step,
         "checkpoint": manifest.fingerprint,
         "model": manifest.model.name,
+        "inputs": dict(inputs),
         "feature_spec": None if spec is None else spec.model_dump(mode="json"),
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import keras
-from pydantic import PositiveInt
+from pydantic import Field
 
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.models.inputs import Inputs, activate, layer_name, mlp
@@ -14,7 +16,7 @@ from deeprec_spark.models.options import OPTIONS_CONFIG, ModelOptions, Units, va
 class MMoEOptions(ModelOptions):
     """Options of `mmoe`: how many experts, their widths, and the widths of each label's tower."""
 
-    num_experts: PositiveInt = 4
+    num_experts: Annotated[int, Field(ge=2)] = 4
     expert_units: Units = (64, 32)
     tower_units: Units = (32,)
 
@@ -44,7 +46,7 @@ def mmoe(spec: FeatureSpec, options: MMoEOptions | None = None) -> keras.Model:
         )
         for index in range(options.num_experts)
     ]
-    rows = keras.layers.Concatenate(axis=1, name="experts.rows")(experts) if len(experts) > 1 else experts[0]
+    rows = keras.layers.Concatenate(axis=1, name="experts.rows")(experts)
     outputs = {}
     for label in labels:
         name = layer_name(label.name)
