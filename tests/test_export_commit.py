@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
+from deeprec_spark.export import commit
 from deeprec_spark.export.commit import committed_directory
 
 
@@ -50,3 +52,23 @@ def test_overwriting_is_asked_for_and_spares_strangers(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match=r"left alone.*thesis\.txt"):
         export(tmp_path / "mine", "new", overwrite=True)
     assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_an_object_store_gets_the_model_file_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is no local disk is uploaded: a subtree stands for the bucket.
+    bucket = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    monkeypatch.setattr(commit, "resolve", lambda location: (bucket, location))
+    uploaded: list[str] = []
+    copy_files = fs.copy_files
+
+    def recorded(source: str, target: str, **options: object) -> None:
+        uploaded.append(target)
+        copy_files(source, target, **options)
+
+    monkeypatch.setattr(fs, "copy_files", recorded)
+    export("models/1", "old")
+    export("models/1", "new", overwrite=True)
+    assert uploaded == ["models/1/variables/data", "models/1/saved_model.pb"] * 2
+    assert (tmp_path / "models" / "1" / "variables" / "data").read_text() == "new"
+    with pytest.raises(FileExistsError, match="set overwrite"):
+        export("models/1", "other")
