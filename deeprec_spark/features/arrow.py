@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +75,9 @@ def prepare_column(raw: pa.Array, feature: Feature) -> pa.Array:
             return _vectors(raw, feature) if feature.width is not None else _dense(raw, feature)
         if feature.kind is FeatureKind.SEQUENCE:
             return _sequence(raw, feature)
-        return _ids(raw.fill_null(_default_id(raw, feature)), feature)
+        if feature.raw_type == "string":
+            return _ids(functions.as_text(raw).fill_null(_default_text(feature)), feature)
+        return raw.cast(pa.int64()).fill_null(DEFAULT_ID if feature.default is None else int(feature.default))
     except (TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
             f"Column {feature.name!r} does not fit its feature ({feature.kind.value}, {feature.raw_type}): {error}. "
@@ -143,11 +144,8 @@ def _ids(values: pa.Array, feature: Feature) -> pa.Int64Array:
     return values.cast(pa.int64())
 
 
-def _default_id(raw: pa.Array, feature: Feature) -> Any:
-    if feature.raw_type == "string":
-        default = "" if feature.default is None else str(feature.default)
-        return pa.scalar(default, raw.type) if not pa.types.is_null(raw.type) else default
-    return DEFAULT_ID if feature.default is None else int(feature.default)
+def _default_text(feature: Feature) -> str:
+    return "" if feature.default is None else str(feature.default)
 
 
 def _label(raw: pa.Array, label: Label) -> pa.Array:

@@ -70,6 +70,7 @@ def prepare_criteo(
         test_fraction: share of the rows in the test set.
         max_malformed: a row is malformed if it has not 40 fields, a count that is no number or a label that
             is neither 0 nor 1. Malformed rows are left out and counted; more than this share is an error.
+            Blank lines, those of nothing but separators among them, are no rows.
         keep: further columns to carry along, such as the planted `probability` of generated data.
 
     Returns:

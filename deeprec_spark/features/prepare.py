@@ -264,6 +264,9 @@ def _count(df: DataFrame, features: Sequence[Feature], labels: Sequence[Label]) 
     def count_if(condition: Column) -> Column:
         return F.sum(F.when(condition, 1).otherwise(0))
 
+    def elements(lists: Column) -> Column:
+        return F.sum(F.when(lists.isNotNull(), F.size(lists)))  # the size of null is -1
+
     wanted: list[tuple[str, str, Column]] = []
     for feature in features:
         raw = quoted(feature.name)
@@ -271,19 +274,14 @@ def _count(df: DataFrame, features: Sequence[Feature], labels: Sequence[Label]) 
         wanted.append(("null", feature.name, count_if(raw.isNull())))
         if feature.width is not None:
             wanted.append(("width", feature.name, count_if(raw.isNotNull() & (F.size(raw) != feature.width))))
-            wanted.append(
-                (
-                    "not_finite",
-                    feature.name,
-                    F.sum(F.size(F.filter(raw, lambda x: ~_is_finite(x.cast("double"))))),
-                )
-            )
+            bad = F.filter(raw, lambda x: x.isNotNull() & ~_is_finite(x.cast("float")))
+            wanted.append(("not_finite", feature.name, elements(bad)))
         elif feature.kind is FeatureKind.DENSE and isinstance(found_type, FloatType | DoubleType):
             wanted.append(
                 ("not_finite", feature.name, count_if(raw.isNotNull() & ~_is_finite(raw.cast("float"))))
             )
         elif feature.kind is FeatureKind.SEQUENCE:
-            wanted.append(("elements", feature.name, F.sum(F.size(F.filter(raw, lambda x: x.isNull())))))
+            wanted.append(("elements", feature.name, elements(F.filter(raw, lambda x: x.isNull()))))
     for label in labels:
         number = quoted(label.name).cast("double")
         valid = _is_finite(number)
