@@ -190,7 +190,7 @@ def _adapt(spark: SparkSession, options: SessionOptions) -> SparkSession:
 
 
 def _same_machine(context: SparkContext) -> bool:
-    return context.master.startswith(("local", "spark://"))
+    return (context.master or "").startswith(("local", "spark://"))
 
 
 def _choose_python(settings: dict[str, str]) -> None:
