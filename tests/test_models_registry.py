@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -158,3 +159,9 @@ def test_names_with_spaces_and_accents_work(name: str) -> None:
     trainer.initialize(batch)
     trainer.train_step(batch)
     assert np.isfinite(trainer.metric_results()["loss"])
+
+
+def test_the_page_names_every_model_and_option() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    options = {field.name for name in models.names() for field in dataclasses.fields(models.options_of(name))}
+    assert {name for name in {*models.names(), *options} if f"`{name}`" not in page} == set()
