@@ -286,6 +286,13 @@ def test_nodes_import_from_where_their_supervisor_does(monkeypatch):
     assert found["EXTRA"] == "1"
 
 
+def test_the_allocators_defaults_give_way_to_the_users(monkeypatch):
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    assert node_environment({})["MALLOC_MMAP_THRESHOLD_"] == str(64 << 20)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "7")
+    assert node_environment({})["MALLOC_MMAP_THRESHOLD_"] == "7"
+
+
 @pytest.mark.parametrize(
     ("entry", "error", "message"),
     [
