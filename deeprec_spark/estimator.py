@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from deeprec_spark import checkpoint, inference, orca
 from deeprec_spark.checkpoint.manifest import ModelRecord
 from deeprec_spark.cluster import ClusterOptions, TrainingCluster
+from deeprec_spark.data.filesystem import resolve
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import PullRequest
 from deeprec_spark.export.saved_model import export_saved_model
@@ -43,7 +44,8 @@ class EstimatorOptions:
         workers_per_node: Orca's number of workers for each executor.
         mode: "async" applies each worker's updates at once; "sync" sums a global batch, and repeats bit for bit.
         sparse_optimizer: updates the embedding rows; None takes the kind and settings of the compiled optimizer.
-        model_dir: path or URI that all executors reach: checkpoints and staged data; None is a temporary folder.
+        model_dir: folder of a file system that driver and executors have mounted under the same path (or the one disk
+            of a single machine), for checkpoints and staged data; None is a temporary folder.
         feature_spec: how columns are prepared; None reads it beside the data or infers it from the schema.
         seed: initial weights, table rows, shuffling.
     """
@@ -126,7 +128,9 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         self.model_creator = model_creator
         self.config = config
         self.options = options
-        self.model_dir = options.model_dir or tempfile.mkdtemp(prefix="deeprec-spark-")
+        self.model_dir = (
+            _mounted(options.model_dir) if options.model_dir else tempfile.mkdtemp(prefix="deeprec-spark-")
+        )
         self.statistics: FitStatistics | None = None
         self._spark = spark
         self._cluster_options = ClusterOptions(
@@ -215,7 +219,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
     def evaluate(
         self,
         data: Any,
-        batch_size: int = 32,
+        batch_size: int = 1024,
         num_steps: int | None = None,
         verbose: int = 1,
         data_config: dict[str, Any] | None = None,
@@ -415,6 +419,17 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
                 f"Received: {type(data).__name__}"
             )
         return frame
+
+
+def _mounted(model_dir: str) -> str:
+    """The plain path of a model_dir; servers write their tables there by themselves."""
+    filesystem, path = resolve(model_dir)
+    if filesystem.type_name != "local":
+        raise ValueError(
+            "model_dir must be a path that driver and executors have mounted (NFS, /dbfs, a FUSE mount of the bucket); "
+            f"exported models may go to any URI. Received: model_dir={model_dir!r}"
+        )
+    return path
 
 
 def _num_workers(options: EstimatorOptions, spark: SparkSession) -> int:
