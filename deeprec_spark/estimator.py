@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from deeprec_spark import checkpoint, inference, orca
 from deeprec_spark.checkpoint.manifest import ModelRecord
 from deeprec_spark.cluster import ClusterOptions, TrainingCluster
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.data.filesystem import is_local, resolve
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import PullRequest
 from deeprec_spark.export.saved_model import export_saved_model
@@ -423,13 +423,12 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
 
 def _mounted(model_dir: str) -> str:
     """The plain path of a model_dir; servers write their tables there by themselves."""
-    filesystem, path = resolve(model_dir)
-    if filesystem.type_name != "local":
+    if not is_local(model_dir):
         raise ValueError(
             "model_dir must be a path that driver and executors have mounted (NFS, /dbfs, a FUSE mount of the bucket); "
             f"exported models may go to any URI. Received: model_dir={model_dir!r}"
         )
-    return path
+    return resolve(model_dir)[1]
 
 
 def _num_workers(options: EstimatorOptions, spark: SparkSession) -> int:

@@ -9,6 +9,11 @@ from urllib.parse import urlsplit
 from pyarrow import fs
 
 
+def is_local(location: str) -> bool:
+    """Whether `resolve` finds it on a mounted file system; asks no network."""
+    return urlsplit(location).scheme in ("", "file", "dbfs")
+
+
 def resolve(location: str) -> tuple[Any, str]:
     """The pyarrow filesystem of a path or URI, and the path within it.
 
