@@ -37,6 +37,7 @@ _CLASSES = (
     "com.intel.analytics.bigdl.orca.python.PythonOrca",
     "com.intel.analytics.bigdl.friesian.python.PythonFriesian",
 )
+_ENGINE_LOGGER = "com.intel.analytics.bigdl"
 _ROWS_PER_BATCH = 65_536
 _lock = threading.Lock()
 
@@ -119,6 +120,7 @@ def attach(spark: SparkSession) -> None:
                 _replaced(nncontext, "redire_spark_logs", lambda *args, **kwargs: None),
                 _replaced(nncontext, "show_bigdl_info_logs", lambda *args, **kwargs: None),
                 _replaced(context, "setLogLevel", lambda level: None),
+                _quiet_engine(context._jvm),
             ):
                 warnings.simplefilter("ignore")
                 common.init_orca_context(cluster_mode="spark-submit", cores=1, init_executor_gateway=False)
@@ -310,6 +312,22 @@ def _replaced(owner: object, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def _quiet_engine(jvm: Any) -> Iterator[None]:
+    """Keep BigDL's engine from warning of settings for its own training, and its pickler from writing to stdout."""
+    level = jvm.org.apache.logging.log4j.Level
+    configurator = jvm.org.apache.logging.log4j.core.config.Configurator
+    stdout = jvm.java.lang.System.out
+    nowhere = jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream())
+    configurator.setLevel(_ENGINE_LOGGER, level.ERROR)
+    jvm.java.lang.System.setOut(nowhere)
+    try:
+        yield
+    finally:
+        jvm.java.lang.System.setOut(stdout)
+        configurator.setLevel(_ENGINE_LOGGER, level.INFO)
 
 
 def _first_line(error: BaseException) -> str:

@@ -76,7 +76,8 @@ def prepare_column(raw: pa.Array, feature: Feature) -> pa.Array:
         if feature.kind is FeatureKind.SEQUENCE:
             return _sequence(raw, feature)
         if feature.raw_type == "string":
-            return _ids(functions.as_text(raw).fill_null(_default_text(feature)), feature)
+            texts = functions.as_text(raw)
+            return _ids(texts.fill_null(pa.scalar(_default_text(feature), texts.type)), feature)
         return raw.cast(pa.int64()).fill_null(DEFAULT_ID if feature.default is None else int(feature.default))
     except (TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
