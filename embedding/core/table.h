@@ -201,7 +201,9 @@ class Table {
   // The row for reading: moved up if it deserves a place above, otherwise where it is.
   RowView ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch);
   RowView Peek(const Shard& shard, const Entry& entry, std::vector<int64_t>* scratch) const;
-  void PrefetchRow(const Shard& shard, const Entry& entry) const;
+  // Hints that the first `bytes` of the row (and with kWrite its metadata) are used soon.
+  template <int kWrite>
+  void PrefetchRow(const Shard& shard, const Entry& entry, size_t bytes) const;
   void Touch(Shard& shard, int64_t* meta);
 
   // Counts occurrences; the entry then has a row, or null or an entry without one is returned.

@@ -22,14 +22,19 @@ RowView Table::Peek(const Shard& shard, const Entry& entry, std::vector<int64_t>
   return shard.lower[at.tier - 1]->View(entry.hash, at.row_class, at.place, scratch);
 }
 
-void Table::PrefetchRow(const Shard& shard, const Entry& entry) const {
+template <int kWrite>
+void Table::PrefetchRow(const Shard& shard, const Entry& entry, size_t bytes) const {
   const Address at = Unpack(entry.state);
   if (at.tier == 0) {
-    PrefetchBytes<1>(shard.slabs[at.row_class].Cell(at.place), classes_[at.row_class].cell_bytes);
+    const RowSlabs& slabs = shard.slabs[at.row_class];
+    PrefetchBytes<kWrite>(slabs.Cell(at.place), bytes);
+    if (kWrite || (access_word_ >= 0 && config_.lru)) __builtin_prefetch(slabs.Meta(at.place), 1);
   } else {
-    shard.lower[at.tier - 1]->Prefetch(at.row_class, at.place);
+    shard.lower[at.tier - 1]->Prefetch(at.row_class, at.place, bytes);
   }
 }
+template void Table::PrefetchRow<0>(const Shard&, const Entry&, size_t) const;
+template void Table::PrefetchRow<1>(const Shard&, const Entry&, size_t) const;
 
 Table::Row Table::Resident(Shard& shard, Entry* entry) {
   Address at = Unpack(entry->state);
@@ -79,6 +84,11 @@ RowView Table::ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch
   const bool deserves =
       at.tier == 0 || config_.lru || entry->frequency > shard.cold_frequency ||
       shard.FirstTierBytes() + shard.slabs[at.row_class].RowBytes() <= shard_limit_ - shard_limit_ / 8;
+  if (at.tier == 0 && !config_.lru) {
+    // Accesses only break ties of frequencies; updates and moves note them.
+    const Row row = TopRow(shard, *entry);
+    return {row.cell, row.meta};
+  }
   if (deserves) {
     try {
       const Row row = Resident(shard, entry);

@@ -51,7 +51,8 @@ std::string DescribeTier(const TierConfig& config) {
 
 size_t ChunkBytes(const TierConfig& config, const std::vector<RowLayout>& classes) {
   // A few chunks for each shard fit a small limit; large ones keep the number of mappings small.
-  const uint64_t least = (sizeof(uint64_t) + RecordBytes(classes.back()) + 4095) / 4096 * 4096;
+  const RowLayout& largest = classes.back();
+  const uint64_t least = (largest.stride + (largest.meta_words + 2) * sizeof(int64_t) + 4095) / 4096 * 4096;
   if (config.bytes == 0) return std::max<uint64_t>(uint64_t{1} << 20, least);
   if (config.bytes / kShards < least) {
     throw std::invalid_argument("A tier must have room for " + std::to_string(kShards * least) +

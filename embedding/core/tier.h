@@ -40,7 +40,7 @@ class TierStore {
   virtual uint32_t Put(uint64_t hash, size_t row_class, const char* cell, const int64_t* meta) = 0;
   // `scratch` may be used to hold the row.
   virtual RowView View(uint64_t hash, size_t row_class, uint32_t handle, std::vector<int64_t>* scratch) const = 0;
-  virtual void Prefetch(size_t row_class, uint32_t handle) const = 0;
+  virtual void Prefetch(size_t row_class, uint32_t handle, size_t bytes) const = 0;
   virtual void Erase(uint64_t hash, size_t row_class, uint32_t handle) = 0;
   virtual void Clear() = 0;
   // Moves rows together where much is dead (or, with `force`, anything); calls moved(hash, class, old handle, new

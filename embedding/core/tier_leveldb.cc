@@ -180,7 +180,7 @@ class LevelDbTier : public TierStore {
     return ViewRecord(out, layout);
   }
 
-  void Prefetch(size_t, uint32_t) const override {}
+  void Prefetch(size_t, uint32_t, size_t) const override {}
 
   void Erase(uint64_t hash, size_t row_class, uint32_t) override {
     const std::string error = database_->Erase(hash);

@@ -19,10 +19,8 @@ class LogTier : public TierStore {
  public:
   LogTier(const TierConfig& config, const std::vector<RowLayout>& classes)
       : config_(config), budget_(config), segment_bytes_(ChunkBytes(config, classes)) {
-    for (const RowLayout& layout : classes) {
-      const size_t record = sizeof(uint64_t) + RecordBytes(layout);
-      logs_.push_back(Log{&layout, record, segment_bytes_ / record, {}, kNoSegment});
-    }
+    // One more word for each row: its hash, by which compaction finds it in the index.
+    for (const RowLayout& layout : classes) logs_.push_back(Log{ChunkLayout(layout, segment_bytes_ - 8, 1), {}, kNone});
   }
   ~LogTier() override { Clear(); }
 
@@ -32,22 +30,25 @@ class LogTier : public TierStore {
 
   RowView View(uint64_t, size_t row_class, uint32_t handle, std::vector<int64_t>*) const override {
     const Log& log = logs_[row_class];
-    return ViewRecord(Record(log, handle) + sizeof(uint64_t), *log.layout);
+    const ZeroedBlock& block = log.segments[handle / log.layout.rows].block;
+    const uint32_t at = handle % log.layout.rows;
+    return {log.layout.Cell(block, at), log.layout.Meta(block, at)};
   }
 
-  void Prefetch(size_t row_class, uint32_t handle) const override {
+  void Prefetch(size_t row_class, uint32_t handle, size_t bytes) const override {
     const Log& log = logs_[row_class];
-    const char* record = Record(log, handle);
-    for (size_t at = 0; at < log.record_bytes; at += 64) __builtin_prefetch(record + at);
+    const char* cell = log.layout.Cell(log.segments[handle / log.layout.rows].block, handle % log.layout.rows);
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(cell + at);
   }
 
   void Erase(uint64_t, size_t row_class, uint32_t handle) override {
     Log& log = logs_[row_class];
-    Segment& segment = log.segments[handle / log.per_segment];
-    segment.dead[handle % log.per_segment] = true;
+    const size_t index = handle / log.layout.rows;
+    Segment& segment = log.segments[index];
+    segment.dead[handle % log.layout.rows] = true;
     --segment.live;
     --rows_;
-    if (segment.live == 0 && handle / log.per_segment != log.active) Drop(log, handle / log.per_segment);
+    if (segment.live == 0 && index != log.active) Drop(log, index);
   }
 
   void Clear() override {
@@ -56,7 +57,7 @@ class LogTier : public TierStore {
         if (log.segments[i].block.data() != nullptr) Drop(log, i);
       }
       log.segments.clear();
-      log.active = kNoSegment;
+      log.active = kNone;
     }
     rows_ = 0;
   }
@@ -66,15 +67,14 @@ class LogTier : public TierStore {
     bool worked = false;
     for (size_t row_class = 0; row_class < logs_.size(); ++row_class) {
       Log& log = logs_[row_class];
-      size_t worst = kNoSegment;
+      size_t worst = kNone;
       for (size_t i = 0; i < log.segments.size(); ++i) {
         const Segment& segment = log.segments[i];
         if (i == log.active || segment.block.data() == nullptr || segment.live == segment.used) continue;
         if (!force && segment.live * 2 > segment.used) continue;
-        if (worst == kNoSegment || segment.live < log.segments[worst].live) worst = i;
+        if (worst == kNone || segment.live < log.segments[worst].live) worst = i;
       }
-      if (worst == kNoSegment) continue;
-      worked = Relocate(log, row_class, worst, moved) || worked;
+      if (worst != kNone) worked = Relocate(log, row_class, worst, moved) || worked;
     }
     return worked;
   }
@@ -84,46 +84,36 @@ class LogTier : public TierStore {
   size_t bytes() const override { return budget_.used(); }
 
  private:
-  static constexpr size_t kNoSegment = ~size_t{0};
+  static constexpr size_t kNone = ~size_t{0};
 
   struct Segment {
     ZeroedBlock block;
-    size_t used = 0, live = 0;
+    uint32_t used = 0, live = 0;
     std::vector<bool> dead;
   };
 
   struct Log {
-    const RowLayout* layout;
-    size_t record_bytes, per_segment;
+    ChunkLayout layout;
     std::vector<Segment> segments;
     size_t active;
   };
 
-  static const char* Record(const Log& log, uint32_t handle) {
-    return log.segments[handle / log.per_segment].block.data() + handle % log.per_segment * log.record_bytes;
-  }
-
   uint32_t Append(Log& log, uint64_t hash, const char* cell, const int64_t* meta, size_t reserve) {
-    if (log.active == kNoSegment || log.segments[log.active].used == log.per_segment) StartSegment(log, reserve);
+    if (log.active == kNone || log.segments[log.active].used == log.layout.rows) StartSegment(log, reserve);
     Segment& segment = log.segments[log.active];
-    char* record = segment.block.data() + segment.used * log.record_bytes;
-    std::memcpy(record, &hash, sizeof(hash));
-    WriteRecord(record + sizeof(hash), *log.layout, cell, meta);
+    log.layout.Write(segment.block, segment.used, cell, meta);
+    std::memcpy(log.layout.Meta(segment.block, segment.used) + log.layout.row->meta_words, &hash, sizeof(hash));
     segment.dead.push_back(false);
-    const auto handle = static_cast<uint32_t>(log.active * log.per_segment + segment.used);
-    ++segment.used;
     ++segment.live;
     ++rows_;
-    return handle;
+    return static_cast<uint32_t>(log.active * log.layout.rows + segment.used++);
   }
 
   // `reserve` bytes of the tier are left for compaction, which needs space before it gives any back.
   void StartSegment(Log& log, size_t reserve) {
     size_t at = 0;
     while (at < log.segments.size() && log.segments[at].block.data() != nullptr) ++at;
-    if ((at + 1) * log.per_segment > kMaxHandles || !budget_.Reserve(segment_bytes_, reserve)) {
-      ThrowFull(config_);
-    }
+    if ((at + 1) * log.layout.rows > kMaxHandles || !budget_.Reserve(segment_bytes_, reserve)) ThrowFull(config_);
     try {
       ZeroedBlock block = MakeTierBlock(config_, segment_bytes_);
       if (at == log.segments.size()) log.segments.emplace_back();
@@ -134,7 +124,7 @@ class LogTier : public TierStore {
     }
     const size_t sealed = log.active;
     log.active = at;
-    if (sealed != kNoSegment && log.segments[sealed].live == 0) Drop(log, sealed);
+    if (sealed != kNone && log.segments[sealed].live == 0) Drop(log, sealed);
   }
 
   void Drop(Log& log, size_t index) {
@@ -143,21 +133,22 @@ class LogTier : public TierStore {
   }
 
   bool Relocate(Log& log, size_t row_class, size_t index, const Moved& moved) {
-    const size_t used = log.segments[index].used;
-    for (size_t i = 0; i < used; ++i) {
-      if (log.segments[index].block.data() == nullptr) break;  // its last live row was moved
+    const uint32_t used = log.segments[index].used;
+    for (uint32_t i = 0; i < used; ++i) {
+      const ZeroedBlock& block = log.segments[index].block;
+      if (block.data() == nullptr) break;  // its last live row was moved
       if (log.segments[index].dead[i]) continue;
-      const auto from = static_cast<uint32_t>(index * log.per_segment + i);
-      const char* record = Record(log, from);
+      const char* cell = log.layout.Cell(block, i);
+      const int64_t* meta = log.layout.Meta(block, i);
       uint64_t hash;
-      std::memcpy(&hash, record, sizeof(hash));
-      const RowView view = ViewRecord(record + sizeof(hash), *log.layout);
+      std::memcpy(&hash, meta + log.layout.row->meta_words, sizeof(hash));
       uint32_t to;
       try {
-        to = Append(log, hash, view.cell, view.meta, /*reserve=*/0);
+        to = Append(log, hash, cell, meta, /*reserve=*/0);
       } catch (const StorageFull&) {
         return false;  // nothing is lost: the rest stays where it is
       }
+      const auto from = static_cast<uint32_t>(index * log.layout.rows + i);
       moved(hash, row_class, from, to);
       Erase(hash, row_class, from);
     }

@@ -11,7 +11,7 @@
 
 namespace deeprec {
 
-// A record is the metadata words, then the cell, in whole words.
+// A record in one piece: the metadata words, then the cell, in whole words.
 inline size_t RecordBytes(const RowLayout& layout) {
   return layout.meta_words * sizeof(int64_t) + (layout.cell_bytes + 7) / 8 * 8;
 }
@@ -22,6 +22,29 @@ inline void WriteRecord(char* record, const RowLayout& layout, const char* cell,
 inline RowView ViewRecord(const char* record, const RowLayout& layout) {
   return {record + layout.meta_words * sizeof(int64_t), reinterpret_cast<const int64_t*>(record)};
 }
+
+// A chunk of rows: aligned cells, then a column of metadata with `extra` words for each row, as in the first tier's
+// slabs; reading a value touches no more lines than it has to.
+struct ChunkLayout {
+  ChunkLayout(const RowLayout& layout, size_t chunk_bytes, size_t extra_words)
+      : row(&layout),
+        stride(layout.stride),
+        words(layout.meta_words + extra_words),
+        rows(static_cast<uint32_t>(chunk_bytes / (stride + words * sizeof(int64_t)))) {}
+  char* Cell(const ZeroedBlock& chunk, uint32_t at) const { return chunk.data() + at * stride; }
+  int64_t* Meta(const ZeroedBlock& chunk, uint32_t at) const {
+    const size_t column = (rows * stride + 7) / 8 * 8;
+    return reinterpret_cast<int64_t*>(chunk.data() + column) + at * words;
+  }
+  void Write(const ZeroedBlock& chunk, uint32_t at, const char* cell, const int64_t* meta) const {
+    std::memcpy(Cell(chunk, at), cell, row->cell_bytes);
+    std::memcpy(Meta(chunk, at), meta, row->meta_words * sizeof(int64_t));
+  }
+
+  const RowLayout* row;
+  size_t stride, words;
+  uint32_t rows;  // 32 bits: dividing by it is on the way to every row
+};
 
 // Size of the pieces in which a shard takes space of its tier.
 size_t ChunkBytes(const TierConfig& config, const std::vector<RowLayout>& classes);
@@ -52,7 +75,7 @@ class MappedTier : public TierStore {
  public:
   MappedTier(const TierConfig& config, const std::vector<RowLayout>& classes)
       : config_(config), budget_(config), chunk_bytes_(ChunkBytes(config, classes)) {
-    for (const RowLayout& layout : classes) pools_.push_back(Pool{&layout, chunk_bytes_ / RecordBytes(layout), {}, {}});
+    for (const RowLayout& layout : classes) pools_.push_back(Pool{ChunkLayout(layout, chunk_bytes_ - 8, 0), {}, {}});
   }
   ~MappedTier() override { Clear(); }
 
@@ -61,20 +84,22 @@ class MappedTier : public TierStore {
     if (pool.free.empty()) AddChunk(pool);
     const uint32_t handle = pool.free.back();
     pool.free.pop_back();
-    WriteRecord(Record(pool, handle), *pool.layout, cell, meta);
+    pool.layout.Write(pool.chunks[handle / pool.layout.rows], handle % pool.layout.rows, cell, meta);
     ++rows_;
     return handle;
   }
 
   RowView View(uint64_t, size_t row_class, uint32_t handle, std::vector<int64_t>*) const override {
     const Pool& pool = pools_[row_class];
-    return ViewRecord(Record(pool, handle), *pool.layout);
+    const ZeroedBlock& chunk = pool.chunks[handle / pool.layout.rows];
+    const uint32_t at = handle % pool.layout.rows;
+    return {pool.layout.Cell(chunk, at), pool.layout.Meta(chunk, at)};
   }
 
-  void Prefetch(size_t row_class, uint32_t handle) const override {
+  void Prefetch(size_t row_class, uint32_t handle, size_t bytes) const override {
     const Pool& pool = pools_[row_class];
-    const char* record = Record(pool, handle);
-    for (size_t at = 0; at < RecordBytes(*pool.layout); at += 64) __builtin_prefetch(record + at);
+    const char* cell = pool.layout.Cell(pool.chunks[handle / pool.layout.rows], handle % pool.layout.rows);
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(cell + at);
   }
 
   void Erase(uint64_t, size_t row_class, uint32_t handle) override {
@@ -97,28 +122,21 @@ class MappedTier : public TierStore {
 
  private:
   struct Pool {
-    const RowLayout* layout;
-    size_t per_chunk;
+    ChunkLayout layout;
     std::vector<ZeroedBlock> chunks;
     std::vector<uint32_t> free;
   };
 
-  static char* Record(const Pool& pool, uint32_t handle) {
-    return pool.chunks[handle / pool.per_chunk].data() + handle % pool.per_chunk * RecordBytes(*pool.layout);
-  }
-
   void AddChunk(Pool& pool) {
-    const size_t first = pool.chunks.size() * pool.per_chunk;
-    if (first + pool.per_chunk > kMaxHandles || !budget_.Reserve(chunk_bytes_)) {
-      ThrowFull(config_);
-    }
+    const size_t first = pool.chunks.size() * pool.layout.rows;
+    if (first + pool.layout.rows > kMaxHandles || !budget_.Reserve(chunk_bytes_)) ThrowFull(config_);
     try {
       pool.chunks.push_back(MakeTierBlock(config_, chunk_bytes_));
     } catch (...) {
       budget_.Release(chunk_bytes_);
       throw;
     }
-    for (size_t i = pool.per_chunk; i-- > 0;) pool.free.push_back(static_cast<uint32_t>(first + i));
+    for (uint32_t i = pool.layout.rows; i-- > 0;) pool.free.push_back(static_cast<uint32_t>(first) + i);
   }
 
   const TierConfig& config_;
