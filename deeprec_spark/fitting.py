@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deeprec_spark import checkpoint
 from deeprec_spark.cluster import TrainingCluster
 from deeprec_spark.data import ParquetDataset
+from deeprec_spark.data.arrays import unpack_arrays
 from deeprec_spark.data.filesystem import resolve
 from deeprec_spark.embedding.store import CheckpointFile
 from deeprec_spark.progress import ProgressDisplay
@@ -18,7 +19,6 @@ from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
 from deeprec_spark.staging import StagedData
 from deeprec_spark.training.callbacks import CallbackHost
 from deeprec_spark.training.driver_model import DriverModel
-from deeprec_spark.training.worker import unpack
 
 if TYPE_CHECKING:
     import keras
@@ -220,12 +220,12 @@ class FitLoop:
         return self._merge_metrics(self._cluster.run(Phase("evaluate", payload, items=items)))
 
     def _merge_metrics(self, results: Sequence[PhaseResult]) -> dict[str, float]:
-        return self._driver.metric_results([unpack(result.blob) for result in results])
+        return self._driver.metric_results([unpack_arrays(result.blob) for result in results])
 
     def _pull_dense(self) -> int:
         """Bring the dense weights to the driver's model; returns the step they are of."""
         [result] = self._cluster.run(Phase("dense", {}, ranks=[self._chief]))
-        dense, state = unpack(result.blob)
+        dense, state = unpack_arrays(result.blob)
         self._driver.load_dense(dense, state)
         self.statistics.tables = result.data["statistics"]
         return int(result.data["step"])

@@ -6,7 +6,6 @@ Ids without a row read their table's default (see `checkpoint.snapshot`), as in 
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from deeprec_spark import checkpoint
 from deeprec_spark.checkpoint.errors import CheckpointMismatchError
 from deeprec_spark.checkpoint.snapshot import SnapshotStore
 from deeprec_spark.data import BatchReader, ParquetDataset, ReaderOptions, RowRange
+from deeprec_spark.data.arrays import pack_arrays, unpack_arrays
 from deeprec_spark.data.columns import decode
 from deeprec_spark.data.reader import slice_batch
 from deeprec_spark.export.names import prediction_names
@@ -350,19 +350,6 @@ def _as_column(array: npt.NDArray[Any]) -> pa.Array:
     flat = array.reshape(len(array), -1)
     offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.reshape(-1)))
-
-
-def pack_arrays(arrays: Sequence[npt.NDArray[Any]]) -> bytes:
-    """Arrays as one npz blob, without pickle."""
-    stream = io.BytesIO()
-    np.savez(stream, *arrays)
-    return stream.getvalue()
-
-
-def unpack_arrays(blob: bytes) -> list[npt.NDArray[Any]]:
-    """The arrays of `pack_arrays`, in order."""
-    with np.load(io.BytesIO(blob), allow_pickle=False) as archive:
-        return [archive[f"arr_{index}"] for index in range(len(archive.files))]
 
 
 def _parallelism(spark: Any) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeprec_spark.data import Batch, BatchReader, ReaderOptions, RowRange
+from deeprec_spark.data.arrays import pack_arrays
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.runtime.context import WorkerContext
@@ -121,7 +121,7 @@ class Worker:
             trainer.train_empty()
             meter.count(0)
         meter.report()
-        return meter.result(), _pack(trainer.metric_states())
+        return meter.result(), pack_arrays(trainer.metric_states())
 
     def _evaluate(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
         trainer = self._trainer
@@ -131,7 +131,7 @@ class Worker:
         for batch in self._batches(task, options):
             trainer.evaluate_step(batch)
             meter.count(batch.size)
-        return meter.result(), _pack(trainer.metric_states())
+        return meter.result(), pack_arrays(trainer.metric_states())
 
     def _save(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
         files = self._context.store.save(task.payload["directory"])
@@ -144,7 +144,7 @@ class Worker:
     def _dense(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
         self._trainer.refresh()
         data = {"step": self._trainer.step, "statistics": self._context.store.statistics()}
-        return data, _pack(self._trainer.dense_vector())
+        return data, pack_arrays(self._trainer.dense_vector())
 
     def _batches(self, task: PhaseTask, options: ReaderOptions) -> Iterator[Batch]:
         """Batches of the phase's rows; a lease is given back when its last row has been handed to a step."""
@@ -223,17 +223,3 @@ def sample_batch(spec: FeatureSpec, size: int = 2) -> Batch:
         for label in spec.labels
     }
     return Batch(features, labels)
-
-
-def _pack(arrays: Sequence[npt.NDArray[Any]]) -> bytes:
-    """Arrays as one npz blob, without pickle."""
-    stream = io.BytesIO()
-    np.savez(stream, *arrays)
-    return stream.getvalue()
-
-
-def unpack(blob: bytes) -> list[npt.NDArray[Any]]:
-    """The arrays of a phase result's blob, in order."""
-    with np.load(io.BytesIO(blob), allow_pickle=False) as archive:
-        contents: Mapping[str, npt.NDArray[Any]] = archive
-        return [contents[f"arr_{index}"] for index in range(len(archive.files))]
