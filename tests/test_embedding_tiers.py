@@ -132,6 +132,7 @@ def test_a_hit_below_moves_a_row_up(strategy: CacheStrategy, tmp_path: Path) -> 
     # And they stay while cold keys pass through.
     if strategy is CacheStrategy.LFU:
         table.lookup(np.arange(N, 2 * N), train=True)
+        before = table.stats()["promoted"]
         table.lookup(hot, train=True)
         assert table.stats()["promoted"] == before
 

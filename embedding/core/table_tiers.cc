@@ -80,9 +80,12 @@ Table::Row Table::Resident(Shard& shard, Entry* entry) {
 
 RowView Table::ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch) {
   const Address at = Unpack(entry->state);
-  // A row that is no more frequent than those that were moved down last would be the next to go: it is read below.
+  // A row that is less frequent than those that were moved down last would be the next to go: it is read below. Of
+  // equally frequent ones the more recent deserves the place; every 16th hit claims it, which follows a change of load
+  // without moving rows all the time.
   const bool deserves =
       at.tier == 0 || config_.lru || entry->frequency > shard.cold_frequency ||
+      (entry->frequency == shard.cold_frequency && ++shard.clock % 16 == 0) ||
       shard.FirstTierBytes() + shard.slabs[at.row_class].RowBytes() <= shard_limit_ - shard_limit_ / 8;
   if (at.tier == 0 && !config_.lru) {
     // Accesses only break ties of frequencies; updates and moves note them.

@@ -127,8 +127,15 @@ void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers) {
     }
   });
 
-  // The threads work for a while. Each step touches about half of the hot keys, so none gets 40 steps old.
-  std::this_thread::sleep_for(std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)));
+  // The threads work for a while, on a slow machine until something was evicted and moved. Each step touches about half
+  // of the hot keys, so none gets 40 steps old.
+  const auto start = std::chrono::steady_clock::now();
+  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  for (bool enough = false; elapsed() < seconds || (!enough && elapsed() < 100);) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const deeprec::TableStats now = table.Stats();
+    enough = now.evicted > 0 && (tiers.empty() || (now.demoted > 0 && now.promoted > 0));
+  }
   stop.store(true);
   for (auto& thread : threads) thread.join();
 
