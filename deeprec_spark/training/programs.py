@@ -1,8 +1,7 @@
-"""The traced TensorFlow functions of a step: one that finds the ids, one that computes with their rows.
+"""The traced TensorFlow functions that compute with rows: a training step, an evaluation, a prediction.
 
-Tracing calls the model twice. The first trace (`Recording`) notes the ids that reach each SparseEmbedding; ids that
-are a column of the batch are read from the batch from then on, and only the others are computed by running it. The
-second trace (`TrainProgram`, `EvaluateProgram`, `PredictProgram`) takes rows instead of looking them up.
+The model is traced in a `GatherContext`: its SparseEmbedding layers take rows that were pulled for the ids which
+`training.recording` found.
 """
 
 from __future__ import annotations
@@ -21,13 +20,11 @@ from deeprec_spark.training import metrics
 from deeprec_spark.training.buffers import as_array, as_tensor
 from deeprec_spark.training.dense import FlatLayout
 from deeprec_spark.training.inputs import InputBinding, OutputBinding
-from deeprec_spark.training.lookups import LookupCall, LookupPlan, Lookups
+from deeprec_spark.training.lookups import LookupPlan, Lookups
 from deeprec_spark.training.optimizers import Clipping
 
 Tensor = Any
 Float32Array = npt.NDArray[np.float32]
-# What only changes the shape of ids, or widens their type, keeps "the ids are this column" true.
-_TRANSPARENT = {"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "EnsureShape"}
 
 
 def call_model(model: Any, inputs: Any, training: bool) -> Any:
@@ -35,82 +32,6 @@ def call_model(model: Any, inputs: Any, training: bool) -> Any:
     if model._call_has_training_arg:
         return model(inputs, training=training)
     return model(inputs)
-
-
-class Recording:
-    """Finds the ids that reach the SparseEmbedding layers of a model, and the plan to look them up."""
-
-    def __init__(self, model: Any, binding: InputBinding, training: bool) -> None:
-        calls: list[context.RecordedCall] = []
-        sources: list[str | None] = []
-
-        def record(*tensors: Tensor) -> list[Tensor]:
-            calls.clear()
-            sources.clear()
-            recorder = context.RecordContext()
-            # The scope keeps this trace from updating anything: moving averages, seeds.
-            with keras.StatelessScope(), context.use(recorder):
-                call_model(model, binding.pack(tensors), training)
-            columns = {tensor.ref(): name for name, tensor in zip(binding.columns, tensors, strict=True)}
-            outputs = []
-            for call in recorder.calls:
-                _check_graph(call)
-                source = _column(call.origin.ids, columns)
-                calls.append(call)
-                sources.append(source)
-                if source is None:
-                    outputs.append(call.ids)
-            return outputs
-
-        function = tf.function(record, input_signature=binding.signature(), autograph=False)
-        self._function = function.get_concrete_function()
-        self._binding = binding
-        computed = -1
-        planned = []
-        for call, source in zip(calls, sources, strict=True):
-            if source is None:
-                computed += 1
-                planned.append(LookupCall(call.layer.table, call.layer.embedding_dim, recorded=computed))
-            else:
-                planned.append(
-                    LookupCall(
-                        call.layer.table,
-                        call.layer.embedding_dim,
-                        column=source,
-                        padding_value=call.origin.padding_value,
-                    )
-                )
-        self.plan = LookupPlan(planned)
-
-    def lookups(self, arrays: Sequence[npt.NDArray[Any]], tensors: Sequence[Tensor]) -> Lookups:
-        """The distinct keys of a batch, given as arrays and as tensors in the order of the binding's columns."""
-        recorded = [as_array(ids) for ids in self._function(*tensors)] if self.plan.needs_recording else []
-        return self.plan.collect(dict(zip(self._binding.columns, arrays, strict=True)), recorded)
-
-
-def _check_graph(call: context.RecordedCall) -> None:
-    graph = tf.compat.v1.get_default_graph()
-    if call.ids.graph is not graph:
-        raise ValueError(
-            f"SparseEmbedding {call.layer.name!r} is called inside of tf.cond, tf.while_loop, tf.map_fn or a nested "
-            "tf.function, where its ids cannot be known before the step. Call it outside and use its result "
-            f"there. Received: a call in graph {call.ids.graph.name!r}"
-        )
-
-
-def _column(tensor: Tensor, columns: Mapping[Any, str]) -> str | None:
-    """The column that `tensor` is, whatever its shape; None if it is computed."""
-    if isinstance(tensor, tf.RaggedTensor):
-        return None
-    while tensor.ref() not in columns:
-        operation = tensor.op
-        widening = operation.type == "Cast" and (
-            operation.inputs[0].dtype.is_integer and tensor.dtype.size >= operation.inputs[0].dtype.size
-        )
-        if not widening and operation.type not in _TRANSPARENT:
-            return None
-        tensor = operation.inputs[0]
-    return columns[tensor.ref()]
 
 
 @dataclass(frozen=True)

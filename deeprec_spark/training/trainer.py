@@ -25,12 +25,12 @@ from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.programs import (
     EvaluateProgram,
     PredictProgram,
-    Recording,
     RowTensors,
     TrainProgram,
     TrainResult,
     call_model,
 )
+from deeprec_spark.training.recording import Recording
 
 logger = logging.getLogger(__name__)
 
