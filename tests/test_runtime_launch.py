@@ -68,8 +68,26 @@ def test_the_wait_for_executors_ends(monkeypatch):
     monkeypatch.setattr(slots, "_SETTLE_SECONDS", 0.3)
     with pytest.raises(SlotsError, match="has 1"):
         slots.check_slots(session(Executors([1])), 1, 2)
-    with pytest.raises(SlotsError, match="has 0"):
+    with pytest.raises(SlotsError, match="has 0: see why no executor has registered"):
         slots.check_slots(session(Executors([0])), 1, 2, startup_seconds=0.5)
+
+
+def test_no_wait_once_all_promised_executors_are_there():
+    context = Executors([1, 2], {"spark.cores.max": "2", "spark.executor.instances": "9"})
+    with pytest.raises(SlotsError, match="has 2"):
+        slots.check_slots(session(context), 1, 2)
+    assert context.asked == 2
+    context = Executors([0, 4], {"spark.executor.instances": "2", "spark.executor.cores": "2"})
+    context.master = "yarn"
+    with pytest.raises(SlotsError, match="has 4"):
+        slots.check_slots(session(context), 1, 4)
+    assert context.asked == 2
+
+
+def test_promised_executors_get_more_time(monkeypatch):
+    monkeypatch.setattr(slots, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(slots, "_PROMISED_SECONDS", 30.0)
+    slots.check_slots(session(Executors([1, 1, 1, 1, 3], {"spark.cores.max": "3"})), 1, 2)
 
 
 def test_dynamic_allocation_may_still_grow():

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Executors register one after another when an application starts: wait this long for the next one …
+# Executors register one after another when an application starts. How long to wait for the next one, where the
+# configuration promises enough of them, and where it promises less or nothing …
+_PROMISED_SECONDS = 20.0
 _SETTLE_SECONDS = 5.0
-# … and this long after the application's start in all.
-_STARTUP_SECONDS = 30.0
+# … and for the first one, and in all, from the application's start.
+_STARTUP_SECONDS = 120.0
 _POLL_SECONDS = 0.2
 
 
@@ -62,6 +64,10 @@ def explain_slots(
             "raise spark.executor.instances or spark.executor.cores (and spark.cores.max on a standalone cluster; "
             "lower spark.task.cpus if it is above 1)"
         )
+    if slots == 0:
+        remedy = (
+            f"see why no executor has registered (is the cluster busy with other applications?), {remedy}"
+        )
     found = ", ".join(f"{name}={value}" for name, value in settings.items())
     return (
         f"The job needs {needed} task slots at once ({num_ps} servers + {num_workers} workers), "
@@ -83,16 +89,33 @@ def _wait_for_executors(context: Any, needed: int, startup_seconds: float) -> in
     now = time.monotonic()
     age = max(0.0, time.time() - context.startTime / 1000.0)
     end = now + startup_seconds - age
+    promised = _promised_slots(context)
+    patience = _SETTLE_SECONDS if promised is None or promised < needed else _PROMISED_SECONDS
     slots, changed = count_slots(context), now
     pause = threading.Event()
-    while slots < needed and (now := time.monotonic()) < end:
-        if slots > 0 and now - changed > _SETTLE_SECONDS:
+    while slots < needed and slots != promised and (now := time.monotonic()) < end:
+        if slots > 0 and now - changed > patience:
             break
         pause.wait(_POLL_SECONDS)
         latest = count_slots(context)
         if latest != slots:
             slots, changed = latest, time.monotonic()
     return slots
+
+
+def _promised_slots(context: Any) -> int | None:
+    """The slots that the configuration asks the cluster for; None where it asks for all there are."""
+    conf = context.getConf()
+    cpus = int(conf.get("spark.task.cpus", "1"))
+    cores, instances, limit = (
+        conf.get(name, None)
+        for name in ("spark.executor.cores", "spark.executor.instances", "spark.cores.max")
+    )
+    if limit is not None and context.master.startswith("spark://"):
+        return int(limit) // cpus
+    if instances is not None:
+        return int(instances) * (int(cores or "1") // cpus)
+    return None
 
 
 def _dynamic_slots(context: Any) -> int:

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(TESTS))
 HELPERS = '''
 import json, os, signal, sys, threading, time
 import numpy as np
@@ -58,13 +57,14 @@ def report(**found):
     print("FOUND", json.dumps(found), flush=True)
 '''
 
-TRAIN = """
-started = time.monotonic()
-with start(1, 5, "async") as coordinator:
-    try:
-        launch(coordinator)
-    except SlotsError as error:
-        slots, slots_seconds = str(error), time.monotonic() - started
+SCENES = """
+def too_few_slots():
+    started = time.monotonic()
+    with start(1, 5, "async") as coordinator:
+        try:
+            launch(coordinator)
+        except SlotsError as error:
+            return {"text": str(error), "seconds": time.monotonic() - started}
 
 def train(mode):
     with start(1, 2, mode) as coordinator:
@@ -77,47 +77,45 @@ def train(mode):
         group.wait()
         return done, dense
 
-report(slots=slots, slots_seconds=slots_seconds, modes={mode: train(mode) for mode in ("async", "sync")})
-spark.stop()
-"""
+def executor_killed():
+    "Asynchronous: the executor of one worker dies in the middle; Spark starts the task again and the job goes on."
+    with start(1, 2, "async", rejoin_timeout=90) as coordinator:
+        group = launch(coordinator)
+        pids = {result.rank: result.data["pid"] for result in coordinator.run_phase(Phase("train", items=[]))}
+        killed = []
 
-EXECUTOR_KILLED = """
-# Asynchronous: the executor of one worker dies in the middle; Spark starts the task again and the job goes on.
-with start(1, 2, "async", rejoin_timeout=90) as coordinator:
-    group = launch(coordinator)
-    pids = {result.rank: result.data["pid"] for result in coordinator.run_phase(Phase("train", items=[]))}
-    killed = []
+        def on_progress(reports):
+            if not killed:
+                killed.append(pids[2])
+                java_above(pids[2]).kill()
 
-    def on_progress(reports):
-        if not killed:
-            killed.append(pids[2])
-            java_above(pids[2]).kill()
+        results = coordinator.run_phase(Phase("train", items=[{"key": n % 7} for n in range(600)]), on_progress)
+        node_gone = gone(pids[2])
+        dense = coordinator.run_phase(Phase("read", {"keys": [0]}))[0].data["dense"]
+        coordinator.stop()
+        group.wait(90)
+        done = sum(result.data["done"] for result in results)
+        replaced = results[1].data["pid"] != pids[2]
+        return {"done": done, "dense": dense[0], "gone": node_gone, "replaced": replaced}
 
-    items = [{"key": n % 7} for n in range(3000)]
-    results = coordinator.run_phase(Phase("train", items=items), on_progress)
-    node_gone = gone(pids[2])
-    dense = coordinator.run_phase(Phase("read", {"keys": [0]}))[0].data["dense"]
-    coordinator.stop()
-    group.wait(90)
-report(
-    done=[result.data["done"] for result in results], dense=dense[0], gone=node_gone,
-    replaced=results[1].data["pid"] != pids[2],
-)
-spark.stop()
-"""
+def task_killed():
+    "Synchronous: kill -9 of the Python process of one task; the job fails, says who, and leaves nobody behind."
+    with start(1, 2, "sync") as coordinator:
+        group = launch(coordinator, "stay")
+        pids = {result.rank: result.data["pid"] for result in coordinator.run_phase(Phase("pid"))}
+        psutil.Process(pids[1]).parent().kill()
+        try:
+            coordinator.run_phase(Phase("hang"))
+        except NodeError as error:
+            text = str(error)
+        group.cancel()
+        return {"text": text, "gone": {rank: gone(pid) for rank, pid in pids.items()}}
 
-WORKER_PROCESS_KILLED = """
-# Synchronous: kill -9 of the Python process of one task; the job fails, says who, and leaves nobody behind.
-with start(1, 2, "sync") as coordinator:
-    group = launch(coordinator, "stay")
-    pids = {result.rank: result.data["pid"] for result in coordinator.run_phase(Phase("pid"))}
-    psutil.Process(pids[1]).parent().kill()
-    try:
-        coordinator.run_phase(Phase("hang"))
-    except NodeError as error:
-        text = str(error)
-    group.cancel()
-report(text=text, gone={rank: gone(pid) for rank, pid in pids.items()})
+scenes = {
+    "slots": too_few_slots(), "async": train("async"), "sync": train("sync"),
+    "task": task_killed(), "executor": executor_killed(),
+}
+report(**scenes)
 spark.stop()
 """
 
@@ -134,44 +132,49 @@ def found_in(output: str) -> dict:
     return json.loads(output.split("FOUND ", 1)[1].splitlines()[0])
 
 
-@pytest.fixture
-def run_driver(standalone_cluster, run_python):
-    def run(body):
-        entries = str(TESTS / "runtime_entries.py")
-        return found_in(run_python(HELPERS + body, standalone_cluster, entries, timeout=200).stdout)
-
-    return run
-
-
-@pytest.mark.cluster
-@pytest.mark.timeout(240)
-def test_jobs_in_both_modes_and_too_few_slots(run_driver):
-    found = run_driver(TRAIN)
-    assert "needs 6 task slots at once (1 servers + 5 workers), the cluster has 3" in found["slots"]
-    assert "spark.cores.max=3" in found["slots"]
-    assert found["slots_seconds"] < 40
-    assert found["modes"]["async"] == [24, [24.0] * 5]
-    assert found["modes"]["sync"] == [24, [12.0] * 5]
+@pytest.fixture(scope="module")
+def scenes(standalone_cluster, tmp_path_factory):
+    """What one driver saw in all scenes: a JVM for each would cost more than the scenes themselves."""
+    script = tmp_path_factory.mktemp("driver") / "driver.py"
+    script.write_text(HELPERS + SCENES, encoding="utf-8")
+    command = [sys.executable, str(script), standalone_cluster, str(TESTS / "runtime_entries.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return found_in(done.stdout)
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(240)
-def test_an_asynchronous_job_outlives_an_executor(run_driver):
-    found = run_driver(EXECUTOR_KILLED)
+@pytest.mark.timeout(300)
+def test_too_few_slots_are_an_error_with_both_numbers(scenes):
+    assert "needs 6 task slots at once (1 servers + 5 workers), the cluster has 3" in scenes["slots"]["text"]
+    assert "spark.cores.max=3" in scenes["slots"]["text"]
+    assert scenes["slots"]["seconds"] < 40
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_jobs_in_both_modes(scenes):
+    assert scenes["async"] == [24, [24.0] * 5]
+    assert scenes["sync"] == [24, [12.0] * 5]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_an_asynchronous_job_outlives_an_executor(scenes):
+    found = scenes["executor"]
     assert found["replaced"]
     assert found["gone"]
     # Each item was completed once; the one in the killed worker's hands may have been pushed before it died.
-    assert 3000 <= found["dense"] <= 3001
-    assert sum(found["done"]) <= 3000
+    assert 600 <= found["dense"] <= 601
+    assert found["done"] <= 600
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(240)
-def test_a_synchronous_job_fails_clearly_and_leaves_no_orphans(run_driver):
-    found = run_driver(WORKER_PROCESS_KILLED)
-    assert found["gone"] == {"1": True, "2": True}
-    assert "worker 0 (rank 1)" in found["text"]
-    assert "was killed" in found["text"]
+@pytest.mark.timeout(300)
+def test_a_synchronous_job_fails_clearly_and_leaves_no_orphans(scenes):
+    assert scenes["task"]["gone"] == {"1": True, "2": True}
+    assert "worker 0 (rank 1)" in scenes["task"]["text"]
+    assert "was killed" in scenes["task"]["text"]
 
 
 @pytest.mark.cluster
