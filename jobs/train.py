@@ -35,10 +35,12 @@ def train(spark: SparkSession, config: JobConfig) -> common.Result:
         assert statistics is not None  # fit sets it
     finally:
         estimator.shutdown()
+    # Synchronous workers take each step together; statistics count it for every one of them.
+    together = config.cluster.workers if config.cluster.mode == "sync" else 1
     return {
         "job": "train",
         "rows": statistics.rows,
-        "steps": statistics.steps,
+        "steps": statistics.steps // together,
         "samples_per_s": round(statistics.samples_per_second),
         "mode": config.cluster.mode,
         "num_ps": config.cluster.num_ps,

@@ -9,8 +9,12 @@
 
 # COMMAND ----------
 
+import logging
 import os
 import tempfile
+
+logging.basicConfig(format="%(message)s")
+logging.getLogger("deeprec_spark").setLevel(logging.INFO)  # progress of training, logs of the executors
 
 # Where data, checkpoints and the model go. On a cluster: a folder that all executors reach, such as /dbfs/... or s3a://...
 work = os.environ.get("QUICKSTART_DIR") or tempfile.mkdtemp(prefix="quickstart-")

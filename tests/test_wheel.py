@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import zipfile
@@ -65,7 +66,7 @@ def test_the_quick_start_runs_from_the_wheel(built_wheel: Path, tmp_path: Path) 
         check=True,
     )
     assert found.stdout.startswith(str(place))
-    helped = subprocess.run(
+    jobs = subprocess.run(
         [str(place / "bin" / "deeprec-spark"), "conf"],
         cwd=tmp_path,
         env=env,
@@ -73,4 +74,44 @@ def test_the_quick_start_runs_from_the_wheel(built_wheel: Path, tmp_path: Path) 
         text=True,
         check=True,
     )
-    assert "movielens" in helped.stdout
+    assert "movielens" in jobs.stdout
+    _bigdl_as_the_readme_says(python, built_wheel, env, tmp_path)
+
+
+FRIESIAN = """
+from bigdl.friesian.feature import FeatureTable
+from deeprec_spark.session import SessionOptions, init_session
+spark = init_session(SessionOptions(conf={"spark.master": "local[1]", "spark.ui.enabled": "false"}, bigdl=True))
+table = FeatureTable(spark.createDataFrame([(1, None), (2, 5)], "a int, b int")).fillna(7, ["b"])
+print(sorted(row["b"] for row in table.df.collect()))
+"""
+
+
+def _bigdl_as_the_readme_says(python: Path, wheel: Path, env: dict[str, str], work: Path) -> None:
+    """The two pip lines of the README, word for word, then one of Friesian's JVM operators."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("### BigDL")[1]
+    lines = re.findall(r"^    pip install (.*)$", readme, flags=re.MULTILINE)
+    assert len(lines) == 2
+    for line in lines:
+        words = [word.strip("'").replace("dist/deeprec_spark-*.whl", str(wheel)) for word in line.split()]
+        uv(
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            str(python),
+            "-c",
+            str(ROOT / "requirements/lock.txt"),
+            *words,
+        )
+    done = subprocess.run(
+        [str(python), "-c", FRIESIAN],
+        cwd=work,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    assert done.stdout.splitlines()[-1] == "[5, 7]"
