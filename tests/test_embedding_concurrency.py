@@ -1,0 +1,120 @@
+"""Many threads on one table: no update is lost, no row is torn. `make sanitize` says the same of the C++ core."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deeprec_spark.embedding.optimizers import SGD
+from deeprec_spark.embedding.options import (
+    Constant,
+    EmbeddingVariableOption,
+    GlobalStepEvict,
+    InitializerOption,
+    StorageOption,
+    StorageType,
+)
+from deeprec_spark.embedding.variable import EmbeddingVariable
+
+DIM, HOT = 8, 500
+ROUNDS = 60
+
+
+def _run(*works: Callable[[], None]) -> None:
+    failures: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=100)
+    assert not any(thread.is_alive() for thread in threads)
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.parametrize("kind", [StorageType.DRAM, StorageType.DRAM_PMEM_SSDHASH])
+def test_no_update_is_lost_beside_lookups_evictions_and_snapshots(kind: StorageType, tmp_path: Path) -> None:
+    """DeepRec #808, FBGEMM #5807: evictions raced with updates."""
+    tiered = kind is not StorageType.DRAM
+    storage = StorageOption(
+        kind, str(tmp_path) if tiered else None, (64 * 3 * 120, 8 << 20) if tiered else ()
+    )
+    option = EmbeddingVariableOption(
+        evict_option=GlobalStepEvict(50),
+        storage_option=storage,
+        init_option=InitializerOption(Constant(0.0)),
+    )
+    table = EmbeddingVariable("t", DIM, option=option, optimizer=SGD(1.0))
+    sums = np.zeros((3, HOT))
+    lock = threading.Lock()
+    step_now = 0
+    done = threading.Event()
+
+    def worker(number: int) -> None:
+        nonlocal step_now
+        rng = np.random.default_rng(number)
+        for _ in range(ROUNDS):
+            hot = rng.integers(0, HOT, 2000)
+            cold = rng.integers(10_000, 40_000, 500)
+            gradient = rng.integers(-3, 4, 2500).astype(np.float32)
+            keys = np.concatenate([hot, cold])
+            rows = table.lookup(keys, train=True)
+            assert (rows == rows[:, :1]).all()
+            with lock:
+                step_now += 1
+                step = step_now
+            table.apply_gradients(keys, np.repeat(gradient[:, None], DIM, 1), step=step)
+            np.add.at(sums[number], hot, gradient[:2000])
+
+    def others() -> None:
+        while not done.is_set():
+            with lock:
+                step = step_now
+            # Every step touches nearly all hot keys, so none gets 50 steps old.
+            assert (table.evict(step) >= HOT).all()
+            for block in table.export(1000):
+                assert (block.value == block.value[:, :1]).all()
+            table.stats()
+
+    def workers() -> None:
+        try:
+            _run(*(lambda number=number: worker(number) for number in range(3)))  # type: ignore[misc]  # bound now
+        finally:
+            done.set()
+
+    _run(workers, others)
+    np.testing.assert_array_equal(table.lookup(np.arange(HOT))[:, 0], -sums.sum(0))
+
+
+_FORKED = """
+import os, numpy as np
+from deeprec_spark.embedding.variable import EmbeddingVariable
+table = EmbeddingVariable("t", 4)
+keys = np.arange(100_000)
+before = table.lookup(keys, train=True)
+child = os.fork()
+if child == 0:
+    same = (table.lookup(keys) == before).all()
+    os._exit(0 if same else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "0", done.stderr
