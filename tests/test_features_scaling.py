@@ -54,7 +54,7 @@ def test_min_max_scale_of_vectors(spark: SparkSession) -> None:
 
 def test_cut_bins(spark: SparkSession) -> None:
     table = make(spark, [(-1.0,), (0.0,), (5.9,), (6.0,), (math.nan,), (None,)], "x double")
-    assert table.cut_bins("x", [0, 6]).to_dict() == {"x_bin": [0, 1, 1, 2, 3, 3]}
+    assert table.cut_bins("x", [0, 6]).to_dict() == {"x_bin": [0, 1, 1, 2, 3, None]}
     labelled = table.cut_bins("x", {"x": [0, 6]}, labels=["low", "mid", "high"], out_cols="x")
     assert labelled.to_list("x") == ["low", "mid", "mid", "high", None, None]
     even = table.dropna("x").filter("x < 7").cut_bins("x", 2, drop=False)

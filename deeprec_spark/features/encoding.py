@@ -110,7 +110,9 @@ class EncodingOperators(Table):
                 is ordered by frequency.
         """
         names = self._existing(columns)
-        tables: list[Any] = [indices] if isinstance(indices, Mapping | Table) else list(indices)
+        # A Friesian StringIndex will do as well as ours: it has a `df` and a `col_name`.
+        single = isinstance(indices, Mapping) or hasattr(indices, "df")
+        tables: list[Any] = [indices] if single else list(indices)
         if len(names) != len(tables):
             raise DataError(
                 f"Each column needs one index. Received: {len(names)} columns, {len(tables)} indices"

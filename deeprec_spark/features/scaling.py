@@ -77,8 +77,8 @@ class ScalingOperators(Table):
     ) -> Self:
         """Cut numbers into bins: n edges make n + 1 buckets, numbered from 0.
 
-        With edges [0, 6] the buckets are (-inf, 0), [0, 6), [6, inf). Null and NaN get the number n + 1, or a
-        null label.
+        With edges [0, 6] the buckets are (-inf, 0), [0, 6), [6, inf). NaN gets the number n + 1, or a null
+        label; null stays null.
 
         Args:
             columns: numeric columns.
@@ -229,12 +229,14 @@ def _line(value: Column, low: Column, high: Column, bottom: float, top: float) -
 
 def _bucket(value: Column, edges: Sequence[float], texts: Sequence[str] | None) -> Column:
     number = value.cast("double")
-    known = number.isNotNull() & ~F.isnan(number)
     bucket = F.size(F.filter(F.array(*[F.lit(edge) for edge in edges]), lambda edge: edge <= number))
     if texts is None:
-        return F.when(known, bucket).otherwise(F.lit(len(edges) + 1)).cast("int")
+        return F.when(F.isnan(number), len(edges) + 1).when(number.isNotNull(), bucket).cast("int")
     if len(texts) != len(edges) + 1:
         raise DataError(
             f"labels must be one more than the edges. Received: {len(texts)} labels, {len(edges)} edges"
         )
-    return F.when(known, F.element_at(F.array(*[F.lit(text) for text in texts]), bucket + 1))
+    return F.when(
+        number.isNotNull() & ~F.isnan(number),
+        F.element_at(F.array(*[F.lit(text) for text in texts]), bucket + 1),
+    )
