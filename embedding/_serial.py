@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
 _TAG = "type"
+_Member = TypeVar("_Member", bound=Enum)
 _T = TypeVar("_T", bound="Serializable")
 
 
@@ -63,3 +64,19 @@ def _decode(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_decode(item) for item in value)
     return value
+
+
+def require(condition: bool, message: str, **received: object) -> None:
+    """A ValueError that says `message` and what was received, unless the condition holds."""
+    if not condition:
+        values = ", ".join(f"{name}={value!r}" for name, value in received.items())
+        raise ValueError(f"{message} Received: {values}")
+
+
+def member(kind: type[_Member], name: str, value: object) -> _Member:
+    """The member of an enum by its value; a ValueError lists the members otherwise."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(one.name for one in kind)
+        raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}") from None
