@@ -1,73 +1,15 @@
-// Python bindings: numpy arrays in and out, the GIL released while the engine works. Arguments are checked by the
-// Python layer (types, shapes); what could corrupt memory is checked here again.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+// The Python module: functions over batches and tables; the GIL is released while the engine works.
+#include "bindings.h"
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
-#include <stdexcept>
 
 #include "hashing.h"
-#include "memory.h"
+#include "optimizer.h"
 #include "table.h"
 #include "thread_pool.h"
 
-namespace py = pybind11;
-
 namespace deeprec {
 namespace {
-
-template <class T>
-using Array = py::array_t<T, py::array::c_style>;
-using Keys64 = Array<int64_t>;
-using Floats = Array<float>;
-
-// A new 64-byte aligned array whose memory comes from the pool.
-template <class T>
-py::array_t<T> NewArray(std::vector<py::ssize_t> shape) {
-  size_t elements = 1;
-  for (py::ssize_t extent : shape) elements *= static_cast<size_t>(extent);
-  void* buffer = AcquireBuffer(elements * sizeof(T));
-  py::capsule owner(buffer, [](void* memory) { ReleaseBuffer(memory); });
-  return py::array_t<T>(std::move(shape), static_cast<T*>(buffer), owner);
-}
-
-template <class T>
-py::array_t<T> ToArray(const std::vector<T>& values) {
-  auto array = NewArray<T>({static_cast<py::ssize_t>(values.size())});
-  std::copy(values.begin(), values.end(), array.mutable_data());
-  return array;
-}
-
-void Require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
-
-KeySpan Span(const Keys64& keys) {
-  Require(keys.ndim() == 1, "keys must have one axis.");
-  return KeySpan{keys.data(), nullptr, static_cast<size_t>(keys.size())};
-}
-
-KeySpan Span(const Keys64& keys, const py::object& counts) {
-  KeySpan span = Span(keys);
-  if (!counts.is_none()) {
-    Require(py::isinstance<Keys64>(counts), "counts must be a contiguous int64 array.");
-    const auto array = py::reinterpret_borrow<Keys64>(counts);
-    Require(array.ndim() == 1 && array.size() == keys.size(), "counts must have one number for each key.");
-    span.counts = array.data();
-  }
-  return span;
-}
-
-void RequireRows(const Floats& rows, size_t n, size_t dim) {
-  Require(static_cast<size_t>(rows.size()) == n * dim, "rows must be [keys, dim].");
-}
-
-py::array_t<float> NewRows(size_t n, size_t dim) {
-  return NewArray<float>({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(dim)});
-}
 
 py::list PullTables(const std::vector<Table*>& tables, const std::vector<Keys64>& keys,
                     const std::vector<py::object>& counts, bool train) {
@@ -171,94 +113,6 @@ py::array_t<int64_t> Fingerprints(const Array<uint8_t>& data, const Keys64& offs
   return result;
 }
 
-py::dict ExportRows(Table& table, const Keys64& keys) {
-  const KeySpan span = Span(keys);
-  const auto n = static_cast<py::ssize_t>(span.n);
-  py::dict result;
-  auto present = NewArray<bool>({n});
-  result["present"] = present;
-  RowColumns columns;
-  const auto integers = [&](const char* name) {
-    auto column = NewArray<int64_t>({n});
-    result[name] = column;
-    return column.mutable_data();
-  };
-  columns.frequency = integers("frequency");
-  columns.version = integers("version");
-  if (table.has_time()) columns.time = integers("time");
-  if (table.has_blocks()) columns.blocks = integers("blocks");
-  auto value = NewRows(span.n, table.dim());
-  result["value"] = value;
-  columns.value = value.mutable_data();
-  py::dict slots;
-  for (size_t s = 0; s < table.optimizer().slots().size(); ++s) {
-    auto slot = NewRows(span.n, table.slot_width(s));
-    columns.slots.push_back(slot.mutable_data());
-    slots[table.optimizer().slots()[s].name.c_str()] = slot;
-  }
-  result["slots"] = slots;
-  auto* flags = reinterpret_cast<uint8_t*>(present.mutable_data());
-  py::gil_scoped_release release;
-  table.Export(span, flags, columns);
-  return result;
-}
-
-// A column of int64, or null for None.
-int64_t* OptionalColumn(const py::object& column, size_t n) {
-  if (column.is_none()) return nullptr;
-  Require(py::isinstance<Keys64>(column), "A column must be a contiguous int64 array.");
-  const auto array = py::reinterpret_borrow<Keys64>(column);
-  Require(static_cast<size_t>(array.size()) == n, "One element of each column for each key.");
-  return const_cast<int64_t*>(array.data());
-}
-
-void ImportRows(Table& table, const Keys64& keys, const Keys64& frequency, const Keys64& version,
-                const py::object& time, const py::object& blocks, const Floats& value,
-                const std::vector<Floats>& slots) {
-  const KeySpan span = Span(keys);
-  Require(frequency.size() == keys.size() && version.size() == keys.size(), "One frequency and version for each key.");
-  Require(slots.size() == table.optimizer().slots().size(), "One array for each slot of the optimizer.");
-  RequireRows(value, span.n, table.dim());
-  // The engine only reads these columns.
-  RowColumns columns;
-  columns.frequency = const_cast<int64_t*>(frequency.data());
-  columns.version = const_cast<int64_t*>(version.data());
-  columns.time = OptionalColumn(time, span.n);
-  columns.blocks = OptionalColumn(blocks, span.n);
-  if (columns.blocks != nullptr) {
-    for (size_t i = 0; i < span.n; ++i) Require(columns.blocks[i] >= 1, "blocks must be at least 1.");
-  }
-  columns.value = const_cast<float*>(value.data());
-  for (size_t s = 0; s < slots.size(); ++s) {
-    RequireRows(slots[s], span.n, table.slot_width(s));
-    columns.slots.push_back(const_cast<float*>(slots[s].data()));
-  }
-  py::gil_scoped_release release;
-  table.Import(span, columns);
-}
-
-// The Bloom counters of the buckets [first, last): uint8 [last - first, bytes of a bucket].
-py::array_t<uint8_t> ExportBloom(Table& table, int first, int last) {
-  Require(table.bloom() != nullptr, "The table has no Bloom filter.");
-  Require(0 <= first && first <= last && last <= kNumBuckets, "No such buckets.");
-  const size_t bytes = table.bloom()->bucket_bytes();
-  auto result = NewArray<uint8_t>({last - first, static_cast<py::ssize_t>(bytes)});
-  uint8_t* out = result.mutable_data();
-  py::gil_scoped_release release;
-  for (int bucket = first; bucket < last; ++bucket) {
-    table.CopyBloom(bucket, reinterpret_cast<char*>(out + static_cast<size_t>(bucket - first) * bytes), false);
-  }
-  return result;
-}
-
-void ImportBloom(Table& table, int bucket, const py::bytes& counters) {
-  Require(table.bloom() != nullptr, "The table has no Bloom filter.");
-  Require(0 <= bucket && bucket < kNumBuckets, "No such bucket.");
-  const std::string_view view = counters;
-  Require(view.size() == table.bloom()->bucket_bytes(), "The counters have another size.");
-  table.CopyBloom(bucket, const_cast<char*>(view.data()), true);
-}
-
 // Updates a flat vector in place, in parallel.
 void ApplyDense(const Optimizer& optimizer, Floats values, std::vector<Floats> slots, const Floats& gradient,
                 int64_t step, int64_t updates, double learning_rate) {
@@ -284,97 +138,6 @@ void ApplyDense(const Optimizer& optimizer, Floats values, std::vector<Floats> s
     kernel(args, w + begin, parts, g + begin, std::min(kChunk, n - begin));
   };
   ParallelFor((n + kChunk - 1) / kChunk, work);
-}
-
-py::dict StatsDict(const Table& table) {
-  TableStats stats;
-  {
-    py::gil_scoped_release release;
-    stats = table.Stats();
-  }
-  py::dict result;
-  result["rows"] = stats.rows;
-  result["admitted"] = stats.admitted;
-  result["filtered"] = stats.filtered;
-  result["evicted"] = stats.evicted;
-  result["lookups"] = stats.lookups;
-  result["hits"] = stats.hits;
-  result["dropped"] = stats.dropped;
-  result["bytes"] = stats.bytes;
-  result["promoted"] = stats.promoted;
-  result["demoted"] = stats.demoted;
-  py::list tiers;
-  for (const TierStats& tier : stats.tiers) {
-    py::dict one;
-    one["kind"] = tier.kind;
-    one["rows"] = tier.rows;
-    one["bytes"] = tier.bytes;
-    tiers.append(std::move(one));
-  }
-  result["tiers"] = tiers;
-  return result;
-}
-
-template <class T>
-T Get(const py::dict& values, const char* name) {
-  return values[name].cast<T>();
-}
-
-TierKind ParseTier(const std::string& kind) {
-  if (kind == "DRAM") return TierKind::kDram;
-  if (kind == "PMEM_LIBPMEM") return TierKind::kPmemFile;
-  if (kind == "PMEM_MEMKIND") return TierKind::kPmemMemkind;
-  if (kind == "SSDHASH") return TierKind::kSsd;
-  if (kind == "LEVELDB") return TierKind::kLevelDb;
-  throw std::invalid_argument("No such tier. Received: kind=" + kind);
-}
-
-AdmissionConfig ParseAdmission(const py::dict& values) {
-  using Kind = AdmissionConfig::Kind;
-  AdmissionConfig config;
-  const auto kind = Get<std::string>(values, "kind");
-  if (kind == "counter") {
-    config.kind = Kind::kCounter;
-    config.threshold = Get<uint32_t>(values, "threshold");
-  } else if (kind == "bloom") {
-    config.kind = Kind::kBloom;
-    config.threshold = Get<uint32_t>(values, "threshold");
-    config.counters = Get<uint64_t>(values, "counters");
-    config.hashes = Get<int>(values, "hashes");
-    config.counter_bytes = Get<int>(values, "counter_bytes");
-  } else if (kind == "probability") {
-    config.kind = Kind::kProbability;
-    config.probability = Get<double>(values, "probability");
-    config.seed = Get<uint64_t>(values, "seed");
-  } else if (kind != "all") {
-    throw std::invalid_argument("No such filter. Received: kind=" + kind);
-  }
-  return config;
-}
-
-std::unique_ptr<Table> MakeTable(const Optimizer& optimizer, const py::dict& values) {
-  const auto initializer = Get<py::dict>(values, "initializer");
-  TableConfig config{
-      Get<size_t>(values, "dim"),
-      Get<bool>(values, "bfloat16") ? ValueType::kBFloat16 : ValueType::kFloat32,
-      optimizer,
-      Initializer(Get<std::string>(initializer, "kind"), Get<double>(initializer, "a"), Get<double>(initializer, "b"),
-                  Get<uint64_t>(values, "seed")),
-      ParseAdmission(Get<py::dict>(values, "admission")),
-      Get<float>(values, "no_permission"),
-      {Get<int64_t>(values, "steps_to_live"), Get<int64_t>(values, "seconds_to_live"),
-       Get<double>(values, "l2_threshold")},
-      {Get<size_t>(values, "blocks"), Get<std::vector<uint32_t>>(values, "block_thresholds"),
-       Get<bool>(values, "block_by_rank"), Get<double>(values, "block_rank_base"), Get<double>(values, "block_decay")},
-      {},
-      Get<bool>(values, "lru")};
-  for (const py::handle tier : Get<py::list>(values, "tiers")) {
-    const auto one = tier.cast<py::dict>();
-    config.tiers.push_back({ParseTier(Get<std::string>(one, "kind")), Get<uint64_t>(one, "bytes"),
-                            Get<std::string>(one, "path"), Get<int>(one, "node")});
-  }
-  py::gil_scoped_release release;
-  return std::make_unique<Table>(config);
 }
 
 }  // namespace
@@ -408,87 +171,5 @@ PYBIND11_MODULE(_core, module) {
       .def("apply_dense", &ApplyDense, py::arg("values").noconvert(), py::arg("slots"), py::arg("gradient").noconvert(),
            py::arg("step"), py::arg("updates"), py::arg("learning_rate"));
 
-  py::class_<Table>(module, "Table")
-      .def(py::init(&MakeTable), py::arg("optimizer"), py::arg("config"))
-      .def_property("updates", &Table::updates, &Table::set_updates)
-      .def_property("calls", &Table::calls, &Table::set_calls)
-      .def("slot_width", &Table::slot_width, py::arg("slot"))
-      .def(
-          "upsert",
-          [](Table& table, const Keys64& keys, const Floats& values) {
-            const KeySpan span = Span(keys);
-            RequireRows(values, span.n, table.dim());
-            py::gil_scoped_release release;
-            table.Upsert(span, values.data());
-          },
-          py::arg("keys").noconvert(), py::arg("values").noconvert())
-      .def(
-          "erase",
-          [](Table& table, const Keys64& keys) {
-            const KeySpan span = Span(keys);
-            py::gil_scoped_release release;
-            return table.Erase(span);
-          },
-          py::arg("keys").noconvert())
-      .def(
-          "evict",
-          [](Table& table, int64_t step, int64_t now) {
-            std::vector<int64_t> evicted;
-            {
-              py::gil_scoped_release release;
-              evicted = table.Evict(step, now);
-            }
-            return ToArray(evicted);
-          },
-          py::arg("step"), py::arg("now"))
-      .def(
-          "contains",
-          [](Table& table, const Keys64& keys) {
-            const KeySpan span = Span(keys);
-            auto present = NewArray<bool>({static_cast<py::ssize_t>(span.n)});
-            auto* flags = reinterpret_cast<uint8_t*>(present.mutable_data());
-            {
-              py::gil_scoped_release release;
-              table.Export(span, flags, {});
-            }
-            return present;
-          },
-          py::arg("keys").noconvert())
-      .def("refresh_ranks", &Table::RefreshRanks, py::call_guard<py::gil_scoped_release>())
-      .def("maintain", &Table::Maintain, py::call_guard<py::gil_scoped_release>())
-      .def("record_tombstones", &Table::RecordTombstones, py::arg("on"))
-      .def("take_tombstones",
-           [](Table& table) {
-             std::vector<int64_t> keys;
-             {
-               py::gil_scoped_release release;
-               keys = table.TakeTombstones();
-             }
-             return ToArray(keys);
-           })
-      .def("export_bloom", &ExportBloom, py::arg("first"), py::arg("last"))
-      .def("import_bloom", &ImportBloom, py::arg("bucket"), py::arg("counters"))
-      .def("clear", &Table::Clear, py::call_guard<py::gil_scoped_release>())
-      .def("keys",
-           [](Table& table) {
-             std::vector<int64_t> rows, filtered, counts;
-             {
-               py::gil_scoped_release release;
-               table.Keys(&rows, &filtered, &counts);
-             }
-             return py::make_tuple(ToArray(rows), ToArray(filtered), ToArray(counts));
-           })
-      .def("export_rows", &ExportRows, py::arg("keys").noconvert())
-      .def("import_rows", &ImportRows, py::arg("keys").noconvert(), py::arg("frequency").noconvert(),
-           py::arg("version").noconvert(), py::arg("time"), py::arg("blocks"), py::arg("value").noconvert(),
-           py::arg("slots"))
-      .def(
-          "import_filtered",
-          [](Table& table, const Keys64& keys, const Keys64& counts) {
-            const KeySpan span = Span(keys, counts);
-            py::gil_scoped_release release;
-            table.ImportFiltered(span);
-          },
-          py::arg("keys").noconvert(), py::arg("counts").noconvert())
-      .def("stats", &StatsDict);
+  BindTable(module);
 }

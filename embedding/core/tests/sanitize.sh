@@ -6,7 +6,7 @@ seconds=${1:-5}
 core=$(cd "$(dirname "$0")/.." && pwd)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
-sources=$(find "$core" -maxdepth 1 -name '*.cc' ! -name bindings.cc)
+sources=$(find "$core" -maxdepth 1 -name '*.cc' ! -name 'bindings*.cc')
 for sanitizer in thread address,undefined; do
     echo "== $sanitizer"
     # shellcheck disable=SC2086 # the sources are a list
