@@ -45,7 +45,6 @@ __all__ = [
     "OrcaError",
     "attach",
     "dataframe_to_xshards",
-    "detach",
     "estimator_base",
     "installed",
     "is_xshards",
@@ -135,13 +134,6 @@ def attach(spark: SparkSession) -> None:
             atexit.unregister(common.stop_orca_context)
         context._deeprec_orca = True  # type: ignore[attr-defined]  # ends with the context, as it must
         logger.debug("Orca's context is attached: %s", said.getvalue().strip())
-
-
-def detach() -> None:
-    """Forget Orca's context; the SparkSession goes on."""
-    ray = sys.modules.get("bigdl.orca.ray")
-    if ray is not None:
-        ray.OrcaRayContext._active_ray_context = None
 
 
 def estimator_base() -> type[Any]:

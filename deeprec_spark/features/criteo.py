@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
 from pyspark.sql.types import NumericType, StringType, StructField, StructType
 
-from deeprec_spark.features.output import MALFORMED, check_malformed, write_splits
+from deeprec_spark.features.output import MALFORMED, check_fraction, check_malformed, write_splits
 from deeprec_spark.features.prepare import DataError, PrepareReport, prepare_dataframe, quoted
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 
@@ -86,7 +86,8 @@ def prepare_criteo(
         >>> spark.read.parquet("prepared/train").columns[:3]
         ['I1', 'I2', 'I3']
     """
-    raw = data if isinstance(data, DataFrame) else read_criteo(spark, data)
+    check_fraction(test_fraction)
+    raw = read_criteo(spark, data) if isinstance(data, str) else data
     parsed = _parse(raw, keep)
     report = PrepareReport(malformed=check_malformed(parsed, max_malformed, "Criteo rows"))
     spec = criteo_spec()

@@ -12,7 +12,8 @@ from pyspark.sql.types import ArrayType, BooleanType
 from typing_extensions import Self
 
 from deeprec_spark.features.arrow import DataError
-from deeprec_spark.features.base_table import Names, Table, as_list, scratch_name
+from deeprec_spark.features.base_table import Names, as_list, scratch_name
+from deeprec_spark.features.numbers import NumberOperators
 from deeprec_spark.features.prepare import quoted
 from deeprec_spark.features.string_index import StringIndex
 from deeprec_spark.udfs import columns as udfs
@@ -32,7 +33,7 @@ _HASH_DIGITS = {"md5": 32, "sha1": 40, "sha224": 56, "sha256": 64, "sha384": 96,
 __all__ = ["EncodingOperators"]
 
 
-class EncodingOperators(Table):
+class EncodingOperators(NumberOperators):
     """The part of FeatureTable that turns categories into numbers."""
 
     def gen_string_idx(
@@ -111,8 +112,9 @@ class EncodingOperators(Table):
         """
         names = self._existing(columns)
         # A Friesian StringIndex will do as well as ours: it has a `df` and a `col_name`.
+        several: Any = indices
         single = isinstance(indices, Mapping) or hasattr(indices, "df")
-        tables: list[Any] = [indices] if single else list(indices)
+        tables: list[Any] = [indices] if single else list(several)
         if len(names) != len(tables):
             raise DataError(
                 f"Each column needs one index. Received: {len(names)} columns, {len(tables)} indices"

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
 from pyspark.sql.types import StringType, StructField, StructType
 
-from deeprec_spark.features.output import MALFORMED, check_malformed, write_splits
+from deeprec_spark.features.output import MALFORMED, check_fraction, check_malformed, write_splits
 from deeprec_spark.features.prepare import DataError, PrepareReport, prepare_dataframe
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 
@@ -119,6 +119,7 @@ def prepare_movielens(
     """
     if split not in ("hash", "time"):
         raise DataError(f"split must be 'hash' or 'time'. Received: split={split!r}")
+    check_fraction(test_fraction)
     ratings, users, items = read_movielens(spark, path)
     report = PrepareReport(malformed=check_malformed(ratings, max_malformed, "ratings"))
     ratings = ratings.where(F.col(MALFORMED).isNull()).drop(MALFORMED)
@@ -131,6 +132,9 @@ def prepare_movielens(
         .withColumn("__test__", _is_test(ratings, split, test_fraction))
     )
     spec = movielens_spec(history_length)
+    if history_length:
+        # The window has sorted the rows by user and time, ties as they came: give them one order, and a mixed one.
+        rows = rows.sortWithinPartitions(F.xxhash64("user", "item", "time"), "user", "item")
     prepared = prepare_dataframe(rows, spec, keep=["__test__"], report=report)
     write_splits(prepared, "__test__", out, spec, report)
     return spec

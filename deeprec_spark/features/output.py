@@ -18,11 +18,17 @@ MALFORMED = "__malformed__"  # the column that holds a malformed row's text, nul
 SPEC_FILE = "feature_spec.json"
 REPORT_FILE = "report.json"
 
-__all__ = ["MalformedDataError", "check_malformed", "write_splits", "write_text"]
+__all__ = ["MalformedDataError", "check_fraction", "check_malformed", "write_splits", "write_text"]
 
 
 class MalformedDataError(DataError):
     """More malformed rows than allowed."""
+
+
+def check_fraction(test_fraction: float) -> None:
+    """Raise a DataError unless some rows are left to train on."""
+    if not 0 <= test_fraction < 1:
+        raise DataError(f"test_fraction must be in [0, 1). Received: test_fraction={test_fraction}")
 
 
 def check_malformed(parsed: DataFrame, limit: float, what: str) -> int:

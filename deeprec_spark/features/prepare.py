@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
@@ -259,61 +259,71 @@ def _is_finite(number: Column) -> Column:
 
 
 def _count(df: DataFrame, features: Sequence[Feature], labels: Sequence[Label]) -> PrepareReport:
-    """Count rows, nulls and bad numbers, and check the labels, in one job."""
-
-    def count_if(condition: Column) -> Column:
-        return F.sum(F.when(condition, 1).otherwise(0))
-
-    def elements(lists: Column) -> Column:
-        return F.sum(F.when(lists.isNotNull(), F.size(lists)))  # the size of null is -1
-
-    wanted: list[tuple[str, str, Column]] = []
-    for feature in features:
-        raw = quoted(feature.name)
-        found_type = df.schema[feature.name].dataType
-        wanted.append(("null", feature.name, count_if(raw.isNull())))
-        if feature.width is not None:
-            wanted.append(("width", feature.name, count_if(raw.isNotNull() & (F.size(raw) != feature.width))))
-            bad = F.filter(raw, lambda x: x.isNotNull() & ~_is_finite(x.cast("float")))
-            wanted.append(("not_finite", feature.name, elements(bad)))
-        elif feature.kind is FeatureKind.DENSE and isinstance(found_type, FloatType | DoubleType):
-            wanted.append(
-                ("not_finite", feature.name, count_if(raw.isNotNull() & ~_is_finite(raw.cast("float"))))
-            )
-        elif feature.kind is FeatureKind.SEQUENCE:
-            wanted.append(("elements", feature.name, elements(F.filter(raw, lambda x: x.isNull()))))
-    for label in labels:
-        number = quoted(label.name).cast("double")
-        valid = _is_finite(number)
-        if label.kind == "binary":
-            valid = valid & (number >= 0) & (number <= 1)
-        elif label.kind == "multiclass":
-            valid = valid & (number >= 0) & (number == F.floor(number))
-        wanted.append(("label", label.name, count_if(~F.coalesce(valid, F.lit(False)))))
-        wanted.append(("min", label.name, F.min(number)))
-        wanted.append(("max", label.name, F.max(number)))
-    row = df.agg(F.count(F.lit(1)), *[column for _, _, column in wanted]).collect()[0]
-    if not row[0]:
+    """Count rows, nulls and bad numbers, and check vectors and labels, in one job."""
+    wanted = [
+        *(counter for feature in features for counter in _feature_counters(feature, df.schema)),
+        *(counter for label in labels for counter in _label_counters(label)),
+    ]
+    rows, *values = df.agg(F.count(F.lit(1)), *[column for _, _, column in wanted]).collect()[0]
+    if not rows:
         raise EmptyDataError(
             f"The data set has no rows: check the path or filter. Received: columns {df.columns}"
         )
     found: dict[str, dict[str, int]] = defaultdict(dict)
-    for (kind, name, _), value in zip(wanted, row[1:], strict=True):
+    for (kind, name, _), value in zip(wanted, values, strict=True):
         found[kind][name] = value or 0
     for feature in features:
-        if bad := found["width"].get(feature.name):
+        if wrong := found["width"].get(feature.name):
             raise DataError(
                 f"Every vector of dense column {feature.name!r} must have width {feature.width}. "
-                f"Received: {bad} of {row[0]} rows of another width"
+                f"Received: {wrong} of {rows} rows of another width"
             )
     for label in labels:
-        if bad := found["label"][label.name]:
+        if wrong := found["label"][label.name]:
             low, high = found["min"][label.name], found["max"][label.name]
-            meaning = _LABEL_MEANINGS[label.kind]
             raise LabelError(
-                f"Label {label.name!r} ({label.kind}) must be {meaning} and not null: fix or drop these rows, or "
-                f"give it another label_kind. Received: {bad} bad of {row[0]} rows, range {low} to {high}"
+                f"Label {label.name!r} ({label.kind}) must be {_LABEL_MEANINGS[label.kind]} and not null: fix or "
+                f"drop these rows, or give it another label_kind. "
+                f"Received: {wrong} bad of {rows} rows, range {low} to {high}"
             )
     return PrepareReport(
-        rows=row[0], nulls=found["null"], null_elements=found["elements"], not_finite=found["not_finite"]
+        rows=rows, nulls=found["null"], null_elements=found["elements"], not_finite=found["not_finite"]
     )
+
+
+Counter = tuple[str, str, Column]  # what is counted, in which column, how
+
+
+def _feature_counters(feature: Feature, schema: StructType) -> Iterator[Counter]:
+    raw = quoted(feature.name)
+    yield "null", feature.name, _count_if(raw.isNull())
+    if feature.width is not None:
+        yield "width", feature.name, _count_if(raw.isNotNull() & (F.size(raw) != feature.width))
+        bad = F.filter(raw, lambda x: x.isNotNull() & ~_is_finite(x.cast("float")))
+        yield "not_finite", feature.name, _count_elements(bad)
+    elif feature.kind is FeatureKind.SEQUENCE:
+        yield "elements", feature.name, _count_elements(F.filter(raw, lambda x: x.isNull()))
+    elif feature.kind is FeatureKind.DENSE and isinstance(
+        schema[feature.name].dataType, FloatType | DoubleType
+    ):
+        yield "not_finite", feature.name, _count_if(raw.isNotNull() & ~_is_finite(raw.cast("float")))
+
+
+def _label_counters(label: Label) -> Iterator[Counter]:
+    number = quoted(label.name).cast("double")
+    valid = _is_finite(number)
+    if label.kind == "binary":
+        valid = valid & (number >= 0) & (number <= 1)
+    elif label.kind == "multiclass":
+        valid = valid & (number >= 0) & (number == F.floor(number))
+    yield "label", label.name, _count_if(~F.coalesce(valid, F.lit(False)))
+    yield "min", label.name, F.min(number)
+    yield "max", label.name, F.max(number)
+
+
+def _count_if(condition: Column) -> Column:
+    return F.sum(F.when(condition, 1).otherwise(0))
+
+
+def _count_elements(lists: Column) -> Column:
+    return F.sum(F.when(lists.isNotNull(), F.size(lists)))  # the size of null is -1

@@ -13,7 +13,8 @@ from pyspark.sql.types import ArrayType, NumericType
 from typing_extensions import Self
 
 from deeprec_spark.features.arrow import DataError
-from deeprec_spark.features.base_table import Names, Table, as_list
+from deeprec_spark.features.base_table import Names, as_list
+from deeprec_spark.features.numbers import NumberOperators
 from deeprec_spark.features.prepare import quoted
 
 Bounds = tuple[Any, Any]  # two numbers, or two lists of numbers for arrays and vectors
@@ -22,7 +23,7 @@ Bins = int | Sequence[float]
 __all__ = ["ScalingOperators"]
 
 
-class ScalingOperators(Table):
+class ScalingOperators(NumberOperators):
     """The part of FeatureTable that scales and cuts numbers."""
 
     def min_max_scale(

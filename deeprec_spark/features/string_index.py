@@ -10,8 +10,9 @@ from pyspark.sql.types import DataType
 from typing_extensions import Self
 
 from deeprec_spark.features.arrow import DataError
-from deeprec_spark.features.base_table import Names, Table
+from deeprec_spark.features.base_table import Names
 from deeprec_spark.features.friesian import friesian_class
+from deeprec_spark.features.numbers import NumberOperators
 from deeprec_spark.session import current_session
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ else:
 __all__ = ["StringIndex"]
 
 
-class StringIndex(Table, _Friesian):
+class StringIndex(NumberOperators, _Friesian):
     """A table with the columns `col_name` and `id` (and perhaps others).
 
     Example:

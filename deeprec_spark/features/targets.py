@@ -15,6 +15,7 @@ from deeprec_spark.data.filesystem import resolve
 from deeprec_spark.features.arrow import DataError
 from deeprec_spark.features.base_table import Names, Table, as_list, scratch_name
 from deeprec_spark.features.friesian import friesian_class
+from deeprec_spark.features.numbers import NumberOperators
 from deeprec_spark.features.output import write_text
 from deeprec_spark.features.prepare import quoted
 from deeprec_spark.features.scaling import nested_names
@@ -33,7 +34,7 @@ _META_FILE = "_target_code.json"  # Spark's readers pass over names that begin w
 __all__ = ["TargetCode", "TargetOperators"]
 
 
-class TargetCode(Table, _Friesian):
+class TargetCode(NumberOperators, _Friesian):
     """The encoding of one category, or group of categories.
 
     Args:
