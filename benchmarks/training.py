@@ -199,8 +199,6 @@ class Measurement:
 
 def calibrate(peer: Peer, python: str, data: Path, batch: int, steps: int, log: IO[str]) -> Mapping[str, Any]:
     """The fastest of the peer's settings."""
-    if len(peer.settings) == 1:
-        return peer.settings[0]
     rates = []
     for settings in peer.settings:
         try:
@@ -230,7 +228,9 @@ def measure(contestants: Sequence[Peer], data: Path, arguments: argparse.Namespa
         workers = []
         for peer in contestants:
             python = environment_of(peer)
-            settings = calibrate(peer, python, data, arguments.batch, arguments.steps, log)
+            settings = peer.settings[-1]
+            if not arguments.no_calibration:
+                settings = calibrate(peer, python, data, arguments.batch, arguments.steps, log)
             worker = Worker(peer, python, data, settings, log)
             stack.callback(worker.close)
             worker.run(arguments.warmup)
@@ -350,6 +350,9 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=48, help="steps before the first round")
     parser.add_argument("--ids", type=int, default=Workload.ids, help="ids of all columns together")
     parser.add_argument("--peers", default="embedded,keras,torch", help="names, separated by commas")
+    parser.add_argument(
+        "--no-calibration", action="store_true", help="take each peer's last settings untried"
+    )
     parser.add_argument("--no-docs", action="store_true", help="do not write docs/benchmarks/")
     arguments = parser.parse_args()
     known = {peer.name: peer for peer in peers(os.cpu_count() or 1)}

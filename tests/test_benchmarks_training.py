@@ -57,6 +57,7 @@ def test_a_tiny_run_ends_with_its_result() -> None:
         "--peers",
         "embedded",
         "--no-docs",
+        "--no-calibration",
     ]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.training", *arguments],
