@@ -87,7 +87,7 @@ def peers(cores: int) -> list[Peer]:
         Peer(
             "keras",
             "benchmarks.peers.keras_embedding",
-            tuple({**pool, "jit": jit} for pool in pools for jit in (False, True)),
+            tuple({**pool, "jit": jit} for pool in pools for jit in (True, False)),
         ),
         Peer(
             "torch",

@@ -13,7 +13,8 @@ class TrainerOptions:
     """Options of a Trainer.
 
     Args:
-        sparse_optimizer: optimizer of the tables; None: that of `model.compile`, gradient clipping included.
+        sparse_optimizer: optimizer of the tables, which keeps its learning rate: schedules and callbacks then change
+            that of the dense weights alone. None: that of `model.compile`, schedule and gradient clipping included.
         class_weight: weight of each class in training, as in Keras' `fit`; for a model with one output.
         deterministic: make TensorFlow's ops deterministic and seed what the model draws at random.
         seed: that seed.
