@@ -212,7 +212,7 @@ def test_further_rows_have_the_same_truth(spark: SparkSession) -> None:
     later = generate_criteo(spark, 5, seed=1, first_row=100).select("probability").collect()
     expected = planted_rows(np.arange(100, 105), seed=1).probability
     assert [row["probability"] for row in later] == pytest.approx(expected.tolist())
-    with pytest.raises(DataError, match="test_fraction=1.0"):
+    with pytest.raises(DataError, match=r"test_fraction=1\.0"):
         prepare_criteo(spark, "never read", "never written", test_fraction=1.0)
     with pytest.raises(DataError, match="rows=0"):
         generate_criteo(spark, 0)
