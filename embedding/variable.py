@@ -218,7 +218,8 @@ class EmbeddingVariable:
 
     def stats(self) -> dict[str, Any]:
         """Counters: rows, admitted, filtered, evicted, lookups, hits, dropped (updates without a row), bytes, rows
-        promoted and demoted between tiers, and `tiers`: kind (as the system granted it), rows and bytes of each.
+        promoted and demoted between tiers, `tiers` (kind, as the system granted it, rows and bytes of each), and
+        `background_error`: why rows could not be moved ahead of need, empty if they could.
         """
         return self._core.stats()
 

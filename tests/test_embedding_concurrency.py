@@ -91,7 +91,7 @@ def test_no_update_is_lost_beside_lookups_evictions_and_snapshots(kind: StorageT
 
     def workers() -> None:
         try:
-            _run(*(lambda number=number: worker(number) for number in range(3)))  # type: ignore[misc]  # bound now
+            _run(*(lambda number=number: worker(number) for number in range(3)))
         finally:
             done.set()
 

@@ -13,7 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from deeprec_spark.embedding.optimizers import SGD, Adagrad, Optimizer, RowwiseAdagrad
 from deeprec_spark.embedding.options import (
     CacheStrategy,
+    CBFFilter,
     CounterFilter,
+    DynamicDimensionOption,
     EmbeddingVariableOption,
     GlobalStepEvict,
     InitializerOption,
@@ -26,6 +28,7 @@ from deeprec_spark.embedding.variable import NEVER_UPDATED, EmbeddingVariable
 from tests.embedding_reference import ReferenceOptimizer
 
 DIM = 3
+THRESHOLDS = (3, 6)  # of a dimension that grows: one element for each block
 KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(100, 220)]
 TIERS = [StorageType.DRAM, StorageType.DRAM_PMEM, StorageType.DRAM_SSDHASH, StorageType.DRAM_PMEM_SSDHASH]
 BATCH = st.lists(st.sampled_from(KEYS), max_size=40)
@@ -37,6 +40,11 @@ class Row:
     def __init__(self, optimizer: Optimizer, start: np.ndarray) -> None:
         self.state = ReferenceOptimizer(optimizer, start)
         self.version = NEVER_UPDATED
+        self.blocks = DIM
+
+    def value(self) -> np.ndarray:
+        """What a lookup reads: zeros for absent blocks."""
+        return np.where(np.arange(DIM) < self.blocks, self.state.value, 0.0)
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -48,6 +56,8 @@ class TableMachine(RuleBasedStateMachine):
         optimizer=st.sampled_from([SGD(0.5), SGD(0.5, momentum=0.5), Adagrad(0.5), RowwiseAdagrad(0.5)]),
         storage=st.sampled_from(TIERS),
         strategy=st.sampled_from(list(CacheStrategy)),
+        bloom=st.booleans(),
+        grows=st.booleans(),
     )
     def start(
         self,
@@ -56,6 +66,8 @@ class TableMachine(RuleBasedStateMachine):
         optimizer: Optimizer,
         storage: StorageType,
         strategy: CacheStrategy,
+        bloom: bool,
+        grows: bool,
     ) -> None:
         # The first tier has room for one row of each shard, so rows move all the time.
         self.directory = tempfile.TemporaryDirectory()
@@ -64,8 +76,13 @@ class TableMachine(RuleBasedStateMachine):
         )
         tiered = storage is not StorageType.DRAM
         sizes = (64 * (row + 48), 64 * 4 * 4096)[: len(storage.tiers) - 1]
+        self.grows = grows and not isinstance(optimizer, RowwiseAdagrad)  # its reference knows no blocks
+        self.bloom: dict[int, int] | None = {} if bloom and freq is not None and freq > 1 else None
+        # So large a filter has no false positives here.
+        counter = None if freq is None else CBFFilter(freq, 20_000, 1e-6) if bloom else CounterFilter(freq)
         option = EmbeddingVariableOption(
-            filter_option=None if freq is None else CounterFilter(freq),
+            filter_option=counter,
+            dynamic_dimension=DynamicDimensionOption(DIM, THRESHOLDS) if self.grows else None,
             evict_option=GlobalStepEvict(live),
             init_option=InitializerOption(default_value_no_permission=9.0),
             storage_option=StorageOption(storage, self.directory.name if tiered else None, sizes, strategy),
@@ -98,22 +115,36 @@ class TableMachine(RuleBasedStateMachine):
 
     def expected(self, key: int) -> np.ndarray:
         if key in self.rows:
-            return self.rows[key].state.value
-        return np.full(DIM, 9.0) if self.filtering else self.start_value(key)
+            return self.rows[key].value()
+        default = np.full(DIM, 9.0) if self.filtering else self.start_value(key)
+        return np.where(np.arange(DIM) < 1, default, 0.0) if self.grows else default
 
     def add_row(self, key: int) -> Row:
         row = self.rows[key] = Row(self.optimizer, self.start_value(key))
+        row.blocks = 1 if self.grows else DIM
         return row
+
+    def count(self, key: int, count: int) -> None:
+        """One key of a training lookup: a Bloom filter counts what has no row, and forgets nothing."""
+        if self.bloom is None or key in self.rows:
+            self.counts[key] = self.counts.get(key, 0) + count
+        else:
+            self.bloom[key] = self.bloom.get(key, 0) + count
+        admitted = (self.counts if self.bloom is None else self.bloom).get(key, 0) >= self.threshold
+        if key not in self.rows and admitted:
+            self.add_row(key)
+            if self.bloom is not None:
+                self.counts[key] = self.bloom[key]
 
     @rule(keys=BATCH, train=st.booleans(), weigh=st.booleans())
     def lookup(self, keys: list[int], train: bool, weigh: bool) -> None:
         counts = [1 + i % 3 for i in range(len(keys))] if weigh else [1] * len(keys)
         if train:
             for key, count in zip(keys, counts, strict=True):
-                self.counts[key] = self.counts.get(key, 0) + count
-            for key in keys:
-                if key not in self.rows and self.counts[key] >= self.threshold:
-                    self.add_row(key)
+                self.count(key, count)
+            for key in set(keys) & set(self.rows) if self.grows else ():
+                blocks = 1 + sum(self.counts[key] >= threshold for threshold in THRESHOLDS)
+                self.rows[key].blocks = max(self.rows[key].blocks, blocks)
         rows = self.table.lookup(
             np.array(keys, np.int64), np.array(counts, np.int64) if weigh else None, train=train
         )
@@ -136,7 +167,8 @@ class TableMachine(RuleBasedStateMachine):
                 self.add_row(key)
                 self.counts.setdefault(key, 0)
             total = sum(g for k, g in zip(keys, gradients.astype(np.float64), strict=True) if k == key)
-            self.rows[key].state.update(total, self.step)
+            present = np.arange(DIM) < self.rows[key].blocks
+            self.rows[key].state.update(np.where(present, total, 0.0), self.step)
             self.rows[key].version = self.step
 
     @rule(keys=BATCH)
@@ -146,6 +178,7 @@ class TableMachine(RuleBasedStateMachine):
         for key, value in zip(keys, values, strict=True):
             row = self.rows.get(key) or self.add_row(key)
             row.state.value[:] = value
+            row.blocks = DIM
             self.counts[key] = max(self.counts.get(key, 0), self.threshold)
 
     @rule(keys=BATCH)
@@ -197,7 +230,8 @@ class TableMachine(RuleBasedStateMachine):
         for block in self.table.export():
             for i, key in enumerate(block.key.tolist()):
                 row = self.rows[key]
-                np.testing.assert_allclose(block.value[i], row.state.value, rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(block.value[i], row.value(), rtol=1e-4, atol=1e-4)
+                assert block.blocks is None or block.blocks[i] == row.blocks
                 for name, slot in block.slots.items():
                     np.testing.assert_allclose(slot[i], row.state.slots[name], rtol=1e-4, atol=1e-4)
                 assert block.version[i] == row.version

@@ -119,6 +119,7 @@ py::dict StatsDict(const Table& table) {
     tiers.append(std::move(one));
   }
   result["tiers"] = tiers;
+  result["background_error"] = stats.background_error;
   return result;
 }
 

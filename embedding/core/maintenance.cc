@@ -44,7 +44,7 @@ class Maintainer {
       busy_ = *requested_.begin();
       requested_.erase(requested_.begin());
       lock.unlock();
-      busy_->Maintain();
+      busy_->MaintainInBackground();
       lock.lock();
       busy_ = nullptr;
       changed_.notify_all();

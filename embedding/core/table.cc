@@ -198,10 +198,13 @@ size_t Table::WantedClass(const Entry& entry, const int64_t* meta) const {
 }
 
 void Table::Grow(Shard& shard, Entry* entry) {
-  Row old = Resident(shard, entry);
-  const size_t row_class = Unpack(entry->state).row_class;
-  const size_t wanted = WantedClass(*entry, old.meta);
-  if (wanted <= row_class) return;
+  const Row row = Resident(shard, entry);
+  const size_t wanted = WantedClass(*entry, row.meta);
+  if (wanted > Unpack(entry->state).row_class) GrowTo(shard, entry, wanted);
+}
+
+void Table::GrowTo(Shard& shard, Entry* entry, size_t wanted) {
+  const Row old = Resident(shard, entry);
   const uint64_t hash = entry->hash;
   // Making room may move this very row down; its content is copied first.
   std::vector<int64_t>& copy = ThreadScratch().row;

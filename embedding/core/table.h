@@ -69,6 +69,7 @@ struct TableStats {
   int64_t rows = 0, filtered = 0, admitted = 0, evicted = 0, lookups = 0, hits = 0, dropped = 0, bytes = 0;
   int64_t promoted = 0, demoted = 0;
   std::vector<TierStats> tiers;
+  std::string background_error;  // the last one of moving rows ahead of need; empty if the last try went well
 };
 
 // Columns of rows, each of n elements; value n * dim, slots n * width. Null columns are left out.
@@ -128,8 +129,11 @@ class Table {
   std::vector<int64_t> TakeTombstones();
 
   // Moves rows down until every tier has some room, and compacts logs; the background thread's work. Returns whether
-  // anything was done.
+  // anything was done; throws the first error of a shard after all had their turn.
   bool Maintain();
+  // The same; an error is kept for the statistics. It loses nothing, and whoever needs the room meets it in its own
+  // call.
+  void MaintainInBackground();
 
   // Keys with a row, and keys that are only counted (with their counts): one consistent view for each shard, sorted
   // by bucket.
@@ -209,7 +213,9 @@ class Table {
   // Counts occurrences; the entry then has a row, or null or an entry without one is returned.
   Entry* Count(Shard& shard, Entry* entry, const Item& item, int64_t call);
   size_t WantedClass(const Entry& entry, const int64_t* meta) const;
+  // Gives the row the blocks that its frequency deserves, or those of a class; what it learned stays.
   void Grow(Shard& shard, Entry* entry);
+  void GrowTo(Shard& shard, Entry* entry, size_t wanted);
 
   void MakeRoom(Shard& shard, size_t bytes);
   void Demote(Shard& shard, uint32_t tier, size_t bytes);
@@ -234,6 +240,8 @@ class Table {
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> updates_{0}, calls_{0};
   std::atomic<bool> record_tombstones_{false};
+  mutable std::mutex error_mutex_;
+  std::string background_error_;
   // By rank: thresholds of the decayed frequency for blocks 2, 3, ..., and 1 - decay^t.
   std::mutex rank_mutex_;
   std::vector<std::atomic<float>> rank_thresholds_;

@@ -29,11 +29,11 @@ void Table::Upsert(const KeySpan& keys, const float* values) {
     for (size_t i = 0; i < n; ++i) {
       Entry* entry = shard.index.Find(items[i].hash);
       const size_t full = classes_.size() - 1;
-      if (entry != nullptr && entry->has_row() && Unpack(entry->state).row_class != full) {
-        RemoveEntry(shard, entry);
-        entry = nullptr;
+      if (entry == nullptr || !entry->has_row()) {
+        entry = MakeRow(shard, entry, items[i].hash, full);
+      } else if (Unpack(entry->state).row_class != full) {
+        GrowTo(shard, entry, full);
       }
-      if (entry == nullptr || !entry->has_row()) entry = MakeRow(shard, entry, items[i].hash, full);
       entry->frequency = std::max(entry->frequency, config_.admission.threshold);
       WriteValue(Resident(shard, entry), values + items[i].position * config_.dim);
     }
@@ -297,6 +297,10 @@ TableStats Table::Stats() const {
     stats.demoted += shard->demoted;
     stats.lookups += shard->lookups.load(std::memory_order_relaxed);
     stats.hits += shard->hits.load(std::memory_order_relaxed);
+  }
+  {
+    std::lock_guard<std::mutex> lock(error_mutex_);
+    stats.background_error = background_error_;
   }
   stats.bytes = index_bytes;
   for (const TierStats& tier : stats.tiers) {

@@ -3,6 +3,7 @@
 // Everything is computed on rows of the first tier. It is bounded: a row that needs a place there moves others down
 // first, the least frequent or the least recently used ones; the background thread does so ahead of need.
 #include <algorithm>
+#include <exception>
 
 #include "maintenance.h"
 #include "table_internal.h"
@@ -181,23 +182,36 @@ TierStore::Moved Table::Relocator(Shard& shard, uint32_t tier) {
 
 bool Table::Maintain() {
   bool worked = false;
+  std::exception_ptr error;
   for (auto& owned : shards_) {
     Shard& shard = *owned;
     std::unique_lock<std::shared_mutex> lock(shard.mutex);
-    if (!shard.lower.empty() && OverHighWater(shard)) {
-      shard.cold_frequency = 0;
-      try {
+    try {
+      for (uint32_t tier = 1; tier <= shard.lower.size(); ++tier) {
+        worked = shard.lower[tier - 1]->Compact(Relocator(shard, tier), /*force=*/false) || worked;
+      }
+      if (!shard.lower.empty() && OverHighWater(shard)) {
+        shard.cold_frequency = 0;
         Demote(shard, 0, shard.FirstTierBytes() - (shard_limit_ - shard_limit_ / 8));
         worked = true;
-      } catch (const StorageFull&) {
-        // Nothing was moved. Whoever needs the room meets the error in its own call, with the row still in place.
       }
-    }
-    for (uint32_t tier = 1; tier <= shard.lower.size(); ++tier) {
-      worked = shard.lower[tier - 1]->Compact(Relocator(shard, tier), /*force=*/false) || worked;
+    } catch (...) {
+      if (!error) error = std::current_exception();  // the other shards have their turn first
     }
   }
+  if (error) std::rethrow_exception(error);
   return worked;
+}
+
+void Table::MaintainInBackground() {
+  std::string error;
+  try {
+    Maintain();
+  } catch (const std::exception& failure) {
+    error = failure.what();
+  }
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  background_error_ = error;
 }
 
 }  // namespace deeprec
