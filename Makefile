@@ -10,6 +10,8 @@ DATA ?=
 MODE ?= async
 OUT ?= demo-out
 PYTEST ?= -q
+# Two processes: heavy tests (clusters, environments) one after another on the one, all others on the other.
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-all lint format bench sanitize wheel lock clean
@@ -35,10 +37,10 @@ demo-cluster: setup ## The same by spark-submit on a standalone cluster it start
 	$(BIN)/deeprec-spark demo --out $(OUT) --cluster --mode $(MODE) $(if $(DATA),--data "$(DATA)")
 
 test: setup ## Run the tests (about a quarter of an hour on 2 cores)
-	$(BIN)/pytest $(PYTEST)
+	$(BIN)/pytest $(PARALLEL) $(PYTEST)
 
 test-all: setup ## Run the tests in full length, the slow ones too
-	DEEPREC_TEST_ALL=1 $(BIN)/pytest $(PYTEST)
+	DEEPREC_TEST_ALL=1 $(BIN)/pytest $(PARALLEL) $(PYTEST)
 
 lint: setup ## Check style, types and formatting
 	$(BIN)/ruff check .

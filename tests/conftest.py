@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,27 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+# These start several JVMs or make environments: one after another, on one process of `pytest -n 2 --dist loadfile`.
+HEAVY = re.compile(r"tests/(cluster/|test_(airflow|platform_standalone|spark4|wheel)\.py)")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files as units of work, as with loadfile, and all heavy files as one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "heavy" if HEAVY.match(nodeid) else nodeid.split("::")[0]
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Heavy tests first, so that they do not come last alone."""
+    items.sort(key=lambda item: not HEAVY.match(item.nodeid))
 
 
 def bigdl_jars() -> list[str]:

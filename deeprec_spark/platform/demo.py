@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -111,6 +112,8 @@ def run_demo(options: DemoOptions) -> int:
     from deeprec_spark.jobs import common
 
     started = time.monotonic()
+    # A demo that is told to end cleans up, as one that is interrupted does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     common.setup_logging()
     import_tensorflow()
     try:
