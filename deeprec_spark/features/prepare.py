@@ -88,7 +88,7 @@ class PrepareReport:
                 logger.info("Column %r: %d null elements of lists were left out", name, count)
         for name, count in self.not_finite.items():
             if count:
-                logger.warning("Column %r: %d values were NaN or infinite and took the default", name, count)
+                logger.warning("Column %r: %d numbers were NaN or infinite and took the default", name, count)
 
     def to_json(self) -> str:
         """The report as JSON text."""
@@ -299,7 +299,7 @@ def _feature_counters(feature: Feature, schema: StructType) -> Iterator[Counter]
     yield "null", feature.name, _count_if(raw.isNull())
     if feature.width is not None:
         yield "width", feature.name, _count_if(raw.isNotNull() & (F.size(raw) != feature.width))
-        bad = F.filter(raw, lambda x: x.isNotNull() & ~_is_finite(x.cast("float")))
+        bad = F.filter(raw, lambda x: ~_is_finite(x.cast("float")))  # null elements too
         yield "not_finite", feature.name, _count_elements(bad)
     elif feature.kind is FeatureKind.SEQUENCE:
         yield "elements", feature.name, _count_elements(F.filter(raw, lambda x: x.isNull()))
