@@ -78,7 +78,8 @@ def init_session(conf: SessionOptions | Mapping[str, str] | None = None) -> Spar
         The session, classic or Connect.
 
     Raises:
-        SessionError: Java is missing or does not fit, or `bigdl=True` and it cannot be had.
+        SessionError: Java or the workers' Python is missing or does not fit, or `bigdl=True` and BigDL cannot
+            be had.
 
     Example:
         >>> spark = init_session({"spark.master": "local[2]"})
@@ -155,6 +156,8 @@ def _create(options: SessionOptions) -> SparkSession:
             _check_java()
             settings.setdefault("spark.master", "local[*]")
             settings.setdefault("spark.app.name", "deeprec-spark")
+            if str(settings["spark.master"]).startswith("local"):
+                _check_python(os.environ["PYSPARK_PYTHON"])
             if options.bigdl is not False and _bigdl_misfit() is None:
                 _add_jars(settings)
     for key, value in settings.items():
@@ -198,6 +201,24 @@ def _choose_python(settings: dict[str, str]) -> None:
     if chosen:
         os.environ["PYSPARK_PYTHON"] = chosen
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def _check_python(chosen: str) -> None:
+    """Raise a SessionError unless the workers' Python, where it is another one, starts and is of our version."""
+    if chosen == sys.executable:
+        return
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    remedy = f"Set PYSPARK_PYTHON={sys.executable}, or unset it. Received: PYSPARK_PYTHON={chosen!r}"
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        shown = subprocess.run([chosen, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as error:
+        raise SessionError(f"The Python of Spark's workers cannot be started ({error}). {remedy}") from error
+    if shown.stdout.strip() != ours:
+        raise SessionError(
+            f"Spark's workers must run the driver's Python version. {remedy}, version "
+            f"{shown.stdout.strip() or shown.stderr[:200]!r} beside {ours}"
+        )
 
 
 def _drop_python_home() -> None:

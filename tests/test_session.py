@@ -104,6 +104,17 @@ def test_python_home_in_a_virtual_environment_is_dropped(monkeypatch: pytest.Mon
     assert os.environ["PYTHONHOME"] == sys.base_prefix
 
 
+def test_a_python_for_workers_that_does_not_fit(tmp_path: Path) -> None:
+    session._check_python(sys.executable)
+    with pytest.raises(SessionError, match=r"cannot be started.*Set PYSPARK_PYTHON=.*absent"):
+        session._check_python(str(tmp_path / "absent"))
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\necho 3.8\n")
+    old.chmod(0o755)
+    with pytest.raises(SessionError, match=r"driver's Python version.*version '?3\.8'? beside"):
+        session._check_python(str(old))
+
+
 CHILD = """
 import os, sys
 from deeprec_spark.session import SessionError, SessionOptions, current_session, init_session
