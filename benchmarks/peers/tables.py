@@ -3,8 +3,8 @@
 Imports nothing of this project but the engine (for its own entry), since peers run in environments of their own.
 
     start      python -m benchmarks.peers.tables '{"peer": "tfra", "keys": 4000000, "dim": 16, "threads": 2, …}'
-    answer     {"ready": true, "version": "…", "row_bytes": 190.2, "insert": 2.2e6}
-    request    {"op": "lookup", "ids": "uniform", "seconds": 2.0}
+    answer     {"ready": true, "version": "…", "row_bytes": 190.2}
+    request    {"op": "lookup", "ids": "uniform", "seconds": 2.0}    # insert: a new table of a quarter of the keys
     answer     {"rate": 2.8e6}                     # keys a second
     end        standard input closes
 """
@@ -120,8 +120,9 @@ class TensorFlowTable(Table):
         """One table of rows; the optimizer's slots are a second one, as in these libraries."""
         tf, peer = self.tf, settings["peer"]
         if peer == "tfra":
+            # Every variable needs a name of its own in the process.
             return self.tfra.dynamic_embedding.get_variable(
-                name,
+                f"{name}_{time.monotonic_ns()}",
                 key_dtype=tf.int64,
                 value_dtype=tf.float32,
                 dim=self.dim,
@@ -183,29 +184,33 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def insert_rate(table: Table, keys: np.ndarray[Any, Any], batch: int) -> float:
+    """Rows a second into an empty table."""
+    batches = [np.ascontiguousarray(keys[at : at + batch]) for at in range(0, len(keys) - batch + 1, batch)]
+    start = time.perf_counter()
+    for part in batches:
+        table.insert(part)
+    return len(batches) * batch / (time.perf_counter() - start)
+
+
 def main() -> None:
     """Fill the table, then answer requests until standard input closes."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
     batch = settings["batch"]
     keys: np.ndarray[Any, Any] = np.load(settings["keys_file"], mmap_mode="r")
     ids = {name: np.load(path) for name, path in settings["ids"].items()}
-    table = Engine(settings) if settings["peer"] == "engine" else TensorFlowTable(settings)
-    start = time.perf_counter()
+    make = Engine if settings["peer"] == "engine" else TensorFlowTable
+    table = make(settings)
     for at in range(0, len(keys), batch):
         table.insert(np.ascontiguousarray(keys[at : at + batch]))
-    seconds = time.perf_counter() - start
-    for at in range(0, len(keys), batch):
         table.insert_slots(np.ascontiguousarray(keys[at : at + batch]))
-    _answer(
-        {
-            "ready": True,
-            "version": table.version,
-            "row_bytes": (resident_bytes() - table.empty_bytes) / len(keys),
-            "insert": len(keys) / seconds,
-        }
-    )
+    row_bytes = (resident_bytes() - table.empty_bytes) / len(keys)
+    _answer({"ready": True, "version": table.version, "row_bytes": row_bytes})
     for line in sys.stdin:
         request = json.loads(line)
+        if request["op"] == "insert":
+            _answer({"rate": insert_rate(make(settings), keys[: len(keys) // 4], batch)})
+            continue
         operation = table.operation(request["op"])
         batches: Batches = np.split(ids[request["ids"]], len(ids[request["ids"]]) // batch)
         operation(batches[-1])
