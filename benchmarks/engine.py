@@ -255,9 +255,7 @@ def report(
         "lookup_vs_tfra": ratio("lookup", "engine", "tfra"),
         "lookup_vs_limit": ratio("lookup", "engine", "limit"),
         "lookup_vs_limit_with_prefetch": ratio("lookup", "engine", "limit with prefetch"),
-        "insert_vs_tfra": round(ready["engine"]["insert"] / ready["tfra"]["insert"], 3)
-        if "tfra" in ready
-        else None,
+        "insert_vs_tfra": ratio("insert", "engine", "tfra"),
         "update_vs_limit": ratio("update", "engine", "limit"),
         "tier_pmem_ratio": round(stored["DRAM_PMEM"] / stored["DRAM"], 3),
         "tier_ssd_ratio": round(stored["DRAM_SSDHASH"] / stored["DRAM"], 3),
