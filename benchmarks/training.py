@@ -97,7 +97,7 @@ def peers(cores: int) -> list[Peer]:
                 *(
                     {"threads": cores, "fused": fused, "wait": wait}
                     for fused in (False, True)
-                    for wait in ("active", "passive")
+                    for wait in ("passive", "active")
                 ),
             ),
             packages=("torch", "numpy"),
