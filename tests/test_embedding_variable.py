@@ -22,6 +22,7 @@ from deeprec_spark.embedding.options import (
     Uniform,
 )
 from deeprec_spark.embedding.variable import NEVER_UPDATED, EmbeddingVariable, RowBlock
+from tests.embedding_reference import mix64
 
 EDGES = np.array([0, -1, -2, -3, 1, 2**63 - 1, -(2**63), -(2**63) + 1, 4096, -4096], np.int64)
 
@@ -153,6 +154,19 @@ def test_start_values_depend_on_seed_and_key_only() -> None:
     assert len(np.unique(whole[:, 0])) > 4900
     # A prefix of a wider row is the narrower row, so a dimension can grow later.
     np.testing.assert_array_equal(EmbeddingVariable("a", 7, seed=3).lookup(keys), whole[:, :7])
+
+
+def test_start_values_are_fixed_for_ever() -> None:
+    """Servers, checkpoints and exported models of other versions must make the same rows."""
+    golden = 0x9E3779B97F4A7C15
+    for seed, key in ((0, 0), (3, -1), (2**40, 2**63 - 1)):
+        base = mix64(mix64(key) ^ mix64(seed + golden))
+        expected = []
+        for i in range(5):
+            draw = mix64(base + (i // 2 + 1) * golden)
+            bits = (draw >> 32 if i % 2 == 0 else draw) & 0xFFFFFFFF
+            expected.append(-0.05 + (bits >> 8) * 2.0**-24 * 0.1)
+        np.testing.assert_allclose(EmbeddingVariable("t", 5, seed=seed).lookup([key])[0], expected, atol=1e-8)
 
 
 def test_initializers_follow_their_distributions() -> None:

@@ -95,28 +95,30 @@ void Initializer::Fill(uint64_t hash, size_t begin, size_t end, float* out) cons
   }
   // One 64-bit draw makes two elements; the counter is the position, so any part of a row can be made alone.
   const uint64_t base = Mix64(hash ^ Mix64(seed_ + 0x9e3779b97f4a7c15ULL));
-  for (size_t i = begin; i < end; ++i) {
-    const uint64_t draw = Mix64(base + (i / 2 + 1) * 0x9e3779b97f4a7c15ULL);
-    const uint32_t bits = static_cast<uint32_t>(i % 2 == 0 ? draw >> 32 : draw);
-    double value = 0;
+  const auto draw = [base](size_t pair) { return Mix64(base + (pair + 1) * 0x9e3779b97f4a7c15ULL); };
+  const auto element = [this](uint32_t bits) {
     switch (kind_) {
-      case Kind::kUniform: {
+      case Kind::kUniform:
         // 24 bits: rounding to float must not reach maxval.
-        const float unit = static_cast<float>(bits >> 8) * 0x1p-24f;
-        out[i - begin] = static_cast<float>(a_) + unit * static_cast<float>(b_ - a_);
-        continue;
-      }
+        return static_cast<float>(a_) + static_cast<float>(bits >> 8) * 0x1p-24f * static_cast<float>(b_ - a_);
       case Kind::kNormal:
-        value = InverseNormal(UnitOpen(bits));
-        break;
-      case Kind::kTruncatedNormal:
-        value = InverseNormal(kBelowTwoSigma + UnitOpen(bits) * (1.0 - 2.0 * kBelowTwoSigma));
-        break;
-      case Kind::kConstant:
-        break;
+        return static_cast<float>(a_ + b_ * InverseNormal(UnitOpen(bits)));
+      default:
+        return static_cast<float>(a_ +
+                                  b_ * InverseNormal(kBelowTwoSigma + UnitOpen(bits) * (1.0 - 2.0 * kBelowTwoSigma)));
     }
-    out[i - begin] = static_cast<float>(a_ + b_ * value);
+  };
+  size_t i = begin;
+  if (i < end && i % 2 != 0) {
+    *out++ = element(static_cast<uint32_t>(draw(i / 2)));
+    ++i;
   }
+  for (; i + 1 < end; i += 2) {
+    const uint64_t bits = draw(i / 2);
+    *out++ = element(static_cast<uint32_t>(bits >> 32));
+    *out++ = element(static_cast<uint32_t>(bits));
+  }
+  if (i < end) *out = element(static_cast<uint32_t>(draw(i / 2) >> 32));
 }
 
 }  // namespace deeprec
