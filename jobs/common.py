@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -78,12 +79,21 @@ def run_config(job: Job, config: JobConfig, result_file: str | None = None) -> i
 
 def report(result: Mapping[str, Any], result_file: str | None = None) -> None:
     """Print `RESULT {json}` on standard output, and write the same JSON to a file when asked."""
-    text = json.dumps(result)
+    text = json.dumps(_finite(result), allow_nan=False)
     if result_file is not None:
         Path(result_file).parent.mkdir(parents=True, exist_ok=True)
         Path(result_file).write_text(text + "\n", encoding="utf-8")
     sys.stdout.write(f"RESULT {text}\n")
     sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity as null: JSON knows neither, and schedulers parse this."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def setup_logging() -> None:

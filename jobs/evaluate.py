@@ -40,6 +40,7 @@ def evaluate(spark: SparkSession, config: JobConfig) -> common.Result:
 
         result["best_auc"] = round(planted_auc(spark, f"{prepared}/test"), 6)
     wanted = config.evaluation.min_auc
+    # An AUC that is undefined (held-out rows of one class) is NaN, and no NaN is good enough.
     if wanted is not None and not result.get("auc", 0.0) >= wanted:
         raise QualityError(
             f"The model is not good enough: evaluation.min_auc asks for {wanted}. Received: {result['metrics']}"

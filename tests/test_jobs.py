@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,3 +157,68 @@ def test_a_file_that_is_not_there(
     file.write_text(yaml.safe_dump(values))
     assert prepare_main(["--conf", str(file)]) == common.EXIT_FAILURE
     assert "none.tsv" in caplog.text
+
+
+CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+ROW = ["0", *["1"] * 13, *["05db9164"] * 26]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([CRITEO, *[ROW] * 9, ["1", *ROW[1:]]], None),
+        ([[*CRITEO[:-1], "C27"], ROW], r"lacks \['C26'\]"),
+        ([CRITEO, *[["7", *ROW[1:]]] * 4], "malformed"),
+        ([CRITEO, *[["0", "many", *ROW[2:]]] * 4], "malformed"),
+        ([CRITEO], "rows"),
+    ],
+    ids=["good", "wrong-column", "label-out-of-range", "no-number", "empty"],
+)
+def test_bad_rows_end_with_an_error_that_names_them(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    lines: list[list[str]],
+    message: str | None,
+) -> None:
+    (tmp_path / "rows.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
+    values = job_values(tmp_path)
+    values["data"] = {
+        "kind": "criteo",
+        "path": str(tmp_path / "rows.tsv"),
+        "prepared": str(tmp_path / "prepared"),
+        "test_fraction": 0.5,
+    }
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(values))
+    code = prepare_main(["--conf", str(file)])
+    if message is None:
+        assert code == common.EXIT_OK
+    else:
+        assert code == common.EXIT_FAILURE
+        assert re.search(message, caplog.text)
+        assert not (tmp_path / "prepared" / "feature_spec.json").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    spark: SparkSession,
+    done: tuple[JobConfig, dict[str, Any]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config, _ = done
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    before = sorted(Path(config.training.model_dir).rglob("*"))
+    assert train_main(["--conf", str(file), "--set", "model.options.embedding_dim=8"]) == common.EXIT_FAILURE
+    assert "checkpoint" in caplog.text.lower()
+    assert sorted(Path(config.training.model_dir).rglob("*")) == before
+
+
+def test_results_are_json_for_everyone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    common.report({"auc": float("nan"), "metrics": {"loss": 0.5}}, str(tmp_path / "new" / "result.json"))
+    assert capsys.readouterr().out == 'RESULT {"auc": null, "metrics": {"loss": 0.5}}\n'
+    assert json.loads((tmp_path / "new" / "result.json").read_text()) == {
+        "auc": None,
+        "metrics": {"loss": 0.5},
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -169,7 +170,8 @@ def show(summary: Result, example: Path, seconds: float) -> None:
     table.add_row("rows", f"{summary['rows']:,}")
     table.add_row("steps", f"{summary['steps']:,}")
     table.add_row("samples/s", f"{summary['samples_per_s']:,}")
-    table.add_row("AUC", f"{summary['auc']:.4f}")
+    defined = math.isfinite(summary["auc"] if summary["auc"] is not None else math.nan)
+    table.add_row("AUC", f"{summary['auc']:.4f}" if defined else "undefined: held-out rows of one class")
     if "best_auc" in summary:
         table.add_row("best possible AUC", f"{summary['best_auc']:.4f}")
     table.add_row("mode", summary["mode"])
