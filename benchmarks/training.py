@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -129,17 +130,22 @@ class Worker:
             text=True,
         )
         self.version: str = self._answer()["version"]
+        self._process.send_signal(signal.SIGSTOP)
 
     def run(self, steps: int) -> dict[str, float]:
-        """Train so many steps: `seconds` and `loss`."""
+        """Train so many steps: `seconds` and `loss`. Outside of this the process is stopped: idle threads may spin."""
         assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps({"steps": steps}) + "\n")
         self._process.stdin.flush()
-        return self._answer()
+        answer = self._answer()
+        self._process.send_signal(signal.SIGSTOP)
+        return answer
 
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.close()
         try:
             self._process.wait(30)
