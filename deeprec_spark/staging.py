@@ -193,9 +193,7 @@ def as_dataframe(spark: SparkSession, data: Any, columns: DataColumns) -> DataFr
         wrapped: DataFrame = data.df
         return wrapped
     if orca.is_xshards(data):
-        return orca.xshards_to_dataframe(
-            spark, data, columns.feature_cols or (), columns.label_cols or ()
-        )
+        return orca.xshards_to_dataframe(spark, data, columns.feature_cols or (), columns.label_cols or ())
     return None
 
 

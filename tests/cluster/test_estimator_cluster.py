@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 # A session on another master needs a JVM of its own, so the driver is a child process.
-DRIVER = '''
+DRIVER = """
 import hashlib, json, sys
 import keras, numpy as np
 from pyspark.sql import functions as F
@@ -77,7 +77,7 @@ for run in range(2 if mode == "sync" else 1):
     })
 print("RESULTS " + json.dumps(results))
 spark.stop()
-'''
+"""
 
 
 def run_driver(run_python: RunPython, master: str, mode: str, folder: Path) -> list[dict[str, Any]]:

@@ -37,7 +37,8 @@ print("python:", set(workers.collect()))
 rows = [("a", 1, 1.5), ("b", 2, None), ("a", 3, 2.5)]
 table = FeatureTable(spark.createDataFrame(rows, "s string, i long, d double").repartition(2))
 register_udfs(spark)
-print("hash:", table.hash_encode64("s").select("s").distinct().size(), spark.sql("SELECT fingerprint64('a')").first()[0])
+hashes = table.hash_encode64("s").select("s").distinct().size()
+print("hash:", hashes, spark.sql("SELECT fingerprint64('a')").first()[0])
 if sys.argv[2] == "bigdl":
     theirs = to_friesian(table)  # its functions run in the executors' JVMs
     print("index:", sorted(theirs.gen_string_idx("s").to_dict()))
