@@ -188,13 +188,10 @@ class FitLoop:
             "shuffle_seed": options.seed if options.shuffle else None,
             "learning_rate": self._host.learning_rate,
         }
-        phase = Phase("train", payload)
         if self._cluster.options.mode == "sync":
-            parts = dataset.split_evenly(self._cluster.options.num_workers)
-            payload["steps"] = math.ceil(max(part.num_rows for part in parts) / self._worker_batch_size)
-            phase = Phase("train", payload, assignment=[self._leases(part).to_items() for part in parts])
-        else:
-            phase = Phase("train", payload, items=self._leases(dataset).to_items())
+            share = math.ceil(dataset.num_rows / self._cluster.options.num_workers)
+            payload["steps"] = math.ceil(share / self._worker_batch_size)
+        phase = self._phase("train", payload, dataset)
         display.begin(f"epoch {epoch + 1}/{options.epochs}", dataset.num_rows)
 
         def on_progress(reports: Sequence[Progress]) -> None:
@@ -216,8 +213,14 @@ class FitLoop:
         if self._options.validation_steps is not None:
             dataset = dataset.limited(self._options.validation_steps * self._options.batch_size)
         payload = {"batch_size": self._worker_batch_size}
-        items = self._leases(dataset).to_items()
-        return self._merge_metrics(self._cluster.run(Phase("evaluate", payload, items=items)))
+        return self._merge_metrics(self._cluster.run(self._phase("evaluate", payload, dataset)))
+
+    def _phase(self, kind: str, payload: dict[str, Any], dataset: ParquetDataset) -> Phase:
+        """Rows for all workers: leased as they go, or dealt out beforehand where runs must repeat bit for bit."""
+        if self._cluster.options.mode == "async":
+            return Phase(kind, payload, items=self._leases(dataset).to_items())
+        parts = dataset.split_evenly(self._cluster.options.num_workers)
+        return Phase(kind, payload, assignment=[self._leases(part).to_items() for part in parts])
 
     def _merge_metrics(self, results: Sequence[PhaseResult]) -> dict[str, float]:
         return self._driver.metric_results([unpack_arrays(result.blob) for result in results])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 # Before anything loads TensorFlow or starts a JVM. Executors must run this interpreter, not the first on PATH.
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from deeprec_spark.platform.standalone import StandaloneCluster
+
+# Speed is shown by benchmarks, not by tests that a busy machine fails.
+hypothesis.settings.register_profile("no-deadline", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("no-deadline")
 
 ROOT = Path(__file__).resolve().parent.parent
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]

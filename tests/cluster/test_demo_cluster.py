@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
-def run_demo(*arguments: str, timeout: float = 500) -> tuple[dict[str, Any], str]:
+def run_demo(*arguments: str, timeout: float = 1100) -> tuple[dict[str, Any], str]:
     """The RESULT of a demo and all that it printed."""
     command = [str(Path(sys.executable).parent / "deeprec-spark"), "demo", *arguments]
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYSPARK")}
