@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark.config import JobConfig
@@ -13,6 +13,8 @@ from deeprec_spark.jobs.model import load_spec, make_estimator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from deeprec_spark.fitting import FitStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -35,17 +37,22 @@ def train(spark: SparkSession, config: JobConfig) -> common.Result:
         assert statistics is not None  # fit sets it
     finally:
         estimator.shutdown()
-    # Synchronous workers take each step together; statistics count it for every one of them.
-    together = config.cluster.workers if config.cluster.mode == "sync" else 1
+    return summarize(config, statistics, history)
+
+
+def summarize(
+    config: JobConfig, statistics: FitStatistics, history: Mapping[str, Sequence[float]]
+) -> common.Result:
+    """What the job reports of a fit."""
     return {
         "job": "train",
         "rows": statistics.rows,
-        "steps": statistics.steps // together,
+        "steps": statistics.steps,  # updates of the model, in sync mode too
         "samples_per_s": round(statistics.samples_per_second),
         "mode": config.cluster.mode,
         "num_ps": config.cluster.num_ps,
         "workers": config.cluster.workers,
-        "model_dir": training.model_dir,
+        "model_dir": config.training.model_dir,
         "metrics": {name: values[-1] for name, values in history.items() if values},
     }
 

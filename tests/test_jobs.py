@@ -13,6 +13,7 @@ import yaml
 
 from deeprec_spark.config import JobConfig, parse_config
 from deeprec_spark.features.planted import exact_auc
+from deeprec_spark.fitting import FitStatistics
 from deeprec_spark.jobs import common
 from deeprec_spark.jobs.evaluate import evaluate
 from deeprec_spark.jobs.evaluate import main as evaluate_main
@@ -21,7 +22,7 @@ from deeprec_spark.jobs.predict import predict
 from deeprec_spark.jobs.prepare_features import main as prepare_main
 from deeprec_spark.jobs.prepare_features import prepare
 from deeprec_spark.jobs.train import main as train_main
-from deeprec_spark.jobs.train import train
+from deeprec_spark.jobs.train import summarize, train
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +57,16 @@ def test_each_job_reports_what_it_did(done: tuple[JobConfig, dict[str, Any]]) ->
     assert results["train"]["samples_per_s"] > 0
     assert 0.4 < results["evaluate"]["auc"] < results["evaluate"]["best_auc"] < 1
     json.dumps(results)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_steps_are_updates_of_the_model_in_both_modes(tmp_path: Path, mode: str) -> None:
+    values = {**job_values(tmp_path), "cluster": {"num_ps": 1, "workers": 4, "mode": mode}}
+    result = summarize(
+        parse_config(values), FitStatistics(rows=1000, steps=10, seconds=2.0), {"auc": [0.5, 0.7]}
+    )
+    assert (result["steps"], result["rows"], result["samples_per_s"]) == (10, 1000, 500)
+    assert result["metrics"] == {"auc": 0.7}
 
 
 def test_a_second_train_goes_on_from_the_first(
