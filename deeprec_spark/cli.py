@@ -90,16 +90,21 @@ def query(
     from deeprec_spark import query as queries
     from deeprec_spark.quiet import import_tensorflow
 
-    import_tensorflow()
-    texts = [*(row or []), *(file.read_text(encoding="utf-8").splitlines() if file else [])]
     try:
-        if not texts:
+        rows = [queries.parse_row(text, f"--row {number}") for number, text in enumerate(row or [], start=1)]
+        if file is not None:
+            lines = enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+            rows += [
+                queries.parse_row(text, f"{file}, line {number}") for number, text in lines if text.strip()
+            ]
+        import_tensorflow()
+        if row is None and file is None:
             for feature in queries.model_spec(str(model)).features:
                 typer.echo(f"{feature.name}\t{feature.kind.value}\t{feature.raw_type}")
             return
-        for answer in queries.query(str(model), [json.loads(text) for text in texts if text.strip()]):
+        for answer in queries.query(str(model), rows):
             typer.echo(json.dumps(answer))
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         typer.echo(f"{error}", err=True)
         raise typer.Exit(2) from error
 

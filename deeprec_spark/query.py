@@ -62,6 +62,19 @@ def query(model_dir: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     ]
 
 
+def parse_row(text: str, name: str) -> dict[str, Any]:
+    """A row from its JSON text; a ValueError calls it `name`."""
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be a JSON object of values by column, but is not JSON: {error}. Received: {text!r}"
+        ) from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{name} must be a JSON object of values by column. Received: {text!r}")
+    return row
+
+
 def model_spec(model_dir: str) -> FeatureSpec:
     """The columns that an exported model takes; a FileNotFoundError where there is none."""
     folder = Path(model_dir)

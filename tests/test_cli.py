@@ -144,3 +144,22 @@ def test_query_of_nothing_is_2(tmp_path: Path) -> None:
     done = invoke("query", "--model", str(tmp_path), "--row", "{}")
     assert done.exit_code == 2
     assert "no exported model" in done.output
+
+
+@pytest.mark.parametrize("text", ["notjson", "[1, 2]", "3", ""])
+def test_query_names_a_row_that_is_no_json_object(tmp_path: Path, text: str) -> None:
+    done = invoke("query", "--model", str(tmp_path), "--row", "{}", "--row", text)
+    assert done.exit_code == 2
+    assert "--row 2 must be a JSON object" in done.output
+    assert f"Received: {text!r}" in done.output
+
+
+def test_query_names_the_line_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("{}\n\n{'user': 1}\n")
+    done = invoke("query", "--model", str(tmp_path), "--file", str(file))
+    assert done.exit_code == 2
+    assert f"{file}, line 3 must be a JSON object" in done.output
+    missing = invoke("query", "--model", str(tmp_path), "--file", str(tmp_path / "none.jsonl"))
+    assert missing.exit_code == 2
+    assert "none.jsonl" in missing.output
