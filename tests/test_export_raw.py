@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from deeprec_spark.data.columns import decode
 from deeprec_spark.export import raw
+from deeprec_spark.features.arrow import prepare_batch
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec
 from deeprec_spark.udfs import functions
 
@@ -103,6 +104,47 @@ def test_sequences_may_have_any_length(length: int) -> None:
         "seen": [2, 2],
     }
     assert int(tf.reduce_sum(tf.cast(prepared["seen"] == 1, tf.int32))) == 2 * min(length, 2)
+
+
+# Strings that are no ids, padding in front, between and behind, and more ids than are kept.
+GAPS: dict[str, tuple[list[Any], list[list[Any]]]] = {
+    "words": (
+        [["a", "", "b"], ["", "a"], [""], [], ["a", "b", "", "c", "d", ""]],
+        [["a", "b"], ["a"], [], [], ["b", "c", "d"]],
+    ),
+    "seen": (
+        [[1, 2, 3, -1, 4], [-1, 5], [-1], [], [-1, -1, 2**63 - 1, 0]],
+        [[2, 3, 4], [5], [], [], [2**63 - 1, 0]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_what_is_no_id_is_left_out_alike_before_the_last_are_kept(name: str) -> None:
+    lists, kept = GAPS[name]
+    text = name == "words"
+    feature = Feature(name=name, kind=SEQUENCE, raw_type="string" if text else "int64", max_length=3)
+    spec = FeatureSpec(features=(feature,))
+    expected = [functions.fingerprint64(row).to_pylist() for row in kept] if text else kept
+    arrow_type = pa.list_(pa.string() if text else pa.int64())
+    for gaps in (lists, [[None, *row[:1], None, *row[1:], None] for row in lists]):
+        prepared = prepare_batch(pa.record_batch({name: pa.array(gaps, arrow_type)}), spec, labels=False)
+        assert prepared[name].to_pylist() == expected
+    width = max(map(len, lists))
+    fill = "" if text else -1
+    padded = [row + [fill] * (width - len(row)) for row in lists]
+    found = raw.prepare(spec, {name: tf.constant(padded, tf.string if text else tf.int64)})[name]
+    assert found.numpy().tolist() == [row + [-1] * (3 - len(row)) for row in expected]
+
+
+def test_a_hash_that_equals_the_padding_value_is_an_id_alike() -> None:
+    padding = functions.fingerprint64(["b"]).to_pylist()[0]
+    feature = Feature(name="w", kind=SEQUENCE, raw_type="string", max_length=2, padding_value=padding)
+    spec = FeatureSpec(features=(feature,))
+    expected = functions.fingerprint64(["b", "c"]).to_pylist()
+    prepared = prepare_batch(pa.record_batch({"w": [["a", "b", "c"]]}), spec, labels=False)
+    assert prepared["w"].to_pylist() == [expected]
+    assert raw.prepare(spec, {"w": tf.constant([["a", "b", "c"]])})["w"].numpy().tolist() == [expected]
 
 
 def _arrow_schema() -> pa.Schema:

@@ -124,11 +124,20 @@ def _vectors(raw: pa.Array, feature: Feature) -> pa.ListArray:
 
 
 def _sequence(raw: pa.Array, feature: Feature) -> pa.ListArray:
-    """Null elements out, the last `max_length` kept, hashed where the raw values are strings."""
+    """What is no id left out, then the last `max_length` kept, hashed where the raw values are strings.
+
+    Null, "" among strings and the padding value among integers are no ids, as in an exported graph. A hash that
+    happens to equal the padding value is one.
+    """
     if pa.types.is_null(raw.type):
         raw = raw.cast(pa.list_(pa.string() if feature.raw_type == "string" else pa.int64()))
     elements = pc.list_flatten(raw)
-    known = pc.is_valid(elements)
+    if feature.raw_type == "string":
+        elements = functions.as_text(elements)
+        known = pc.greater(pc.binary_length(elements), 0).fill_null(False)
+    else:
+        elements = elements.cast(pa.int64())
+        known = pc.not_equal(elements, pa.scalar(feature.padding_value, pa.int64())).fill_null(False)
     rows = pc.list_parent_indices(raw).filter(known).to_numpy(zero_copy_only=False).astype(np.int64)
     elements = elements.filter(known)
     lengths = np.bincount(rows, minlength=len(raw))

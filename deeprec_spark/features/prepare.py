@@ -65,7 +65,10 @@ class LabelError(DataError):
 
 @dataclass
 class PrepareReport:
-    """What preparation met: rows, and for each column the values that its default replaced."""
+    """What preparation met: rows, and for each column the values that its default replaced.
+
+    `null_elements` counts the null elements of sequences; "" and padding, which are left out too, are not counted.
+    """
 
     rows: int = 0
     malformed: int = 0
@@ -109,8 +112,8 @@ def prepare_dataframe(
 
     Strings are hashed by Fingerprint64. Null takes the feature's default: a raw value, hashed or transformed
     like any other (0 for dense, "" for strings, -1 for integer ids where the spec names none). NaN and
-    infinity in a dense column take the default too. Null elements of a list are left out, a null list is
-    empty, and a sequence keeps its last `max_length` ids.
+    infinity in a dense column take the default too. In a sequence null, "" among strings and the padding value
+    among integers are no ids: they are left out, and the last `max_length` ids are kept. A null list is empty.
 
     What has been prepared is not prepared again: hashes would be hashed and logarithms taken twice. Prepared
     columns bear a mark in their metadata, which Spark keeps through Parquet (see `is_prepared`).

@@ -24,7 +24,8 @@ class Feature(BaseModel):
 
     `raw_type` is what a caller of the deployed model gives: strings are hashed by Fingerprint64 (inside the
     exported graph too), int64 ids are taken as they are, numbers pass `transform`. Null takes `default`,
-    a raw value that goes through hashing or transformation like any other.
+    a raw value that goes through hashing or transformation like any other. In a sequence null, "" (strings)
+    and the padding value (raw int64 ids) are no ids: they are left out, then the last `max_length` are kept.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
