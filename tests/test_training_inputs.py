@@ -54,9 +54,10 @@ def test_a_subclassed_model_takes_the_column_or_a_dict() -> None:
 
 
 def test_columns_take_the_types_of_the_inputs() -> None:
-    struct = [keras.Input((), dtype="int32", name="a"), keras.Input((2,), dtype="int64", name="c")]
-    binding = InputBinding(functional(struct), FEATURES)
-    assert [array.dtype for array in binding.arrays(FEATURES)] == [np.int32, np.int64]
+    struct = [keras.Input((), dtype="int64", name="a"), keras.Input((2,), dtype="int64", name="c")]
+    narrow = {**FEATURES, "a": FEATURES["a"].astype(np.int32)}
+    binding = InputBinding(functional(struct), narrow)
+    assert [array.dtype for array in binding.arrays(narrow)] == [np.int64, np.int64]
     assert [spec.shape.as_list() for spec in binding.signature()] == [[None], [None, 2]]
 
 
@@ -70,6 +71,9 @@ def test_a_list_of_any_length_stays_so() -> None:
     [
         (["a", "x"], r"inputs \['a', 'x'\], columns \['a', 'b', 'c'\], without a column: \['x'\]"),
         (["a:float32"], "cannot hold every id"),
+        (["a:int32"], "cannot hold every id.*dtype='int64'.*Received: column int64, input int32"),
+        (["a:uint64"], "cannot hold every id"),
+        (["a:int8"], "cannot hold every id"),
         (["b:int64"], "holds fractions"),
     ],
 )

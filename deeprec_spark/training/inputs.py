@@ -177,6 +177,12 @@ def _dtype(name: str, array: Array, tensor: Any | None) -> np.dtype[Any]:
             f"Column {name!r} holds int64 but its model input is {wanted.name}, which cannot hold every id. "
             f"Declare keras.Input(…, dtype='int64'). Received: column {array.dtype.name}, input {wanted.name}"
         )
+    if array.dtype.kind in "iu" and wanted.kind in "iu" and not np.can_cast(array.dtype, wanted, "safe"):
+        raise ValueError(
+            f"Column {name!r} holds {array.dtype.name} but its model input is {wanted.name}, which cannot hold every "
+            f"id: ids beyond it would become other ids. Declare keras.Input(…, dtype='{array.dtype.name}'). "
+            f"Received: column {array.dtype.name}, input {wanted.name}"
+        )
     if array.dtype.kind == "f" and wanted.kind in "iu":
         raise ValueError(
             f"Column {name!r} holds fractions but its model input is {wanted.name}. "
