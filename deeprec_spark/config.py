@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.quiet import import_tensorflow
 
 if TYPE_CHECKING:
     import keras
@@ -73,14 +76,6 @@ class ModelSection(Section):
         default_factory=dict, description="The model's options, such as embedding_dim."
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> ModelSection:
-        # Imported here: it brings Keras, which `--help` and the result files do not need.
-        from deeprec_spark.models import registry
-
-        registry.options_of(self.name, **self.options)
-        return self
-
 
 class OptimizerSection(Section):
     """An optimizer by name; further keys are its own arguments (`beta_1: 0.9`)."""
@@ -101,19 +96,29 @@ class OptimizerSection(Section):
 
 def make_keras_optimizer(name: str, arguments: Mapping[str, Any]) -> keras.optimizers.Optimizer:
     """Keras's optimizer of this name, in any case; a ValueError names the known ones, or the wrong argument."""
-    import keras  # here, not above: it takes seconds that `--help` need not wait
-
-    known = {
-        key.lower(): kind
-        for key, kind in vars(keras.optimizers).items()
-        if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer) and key != "Optimizer"
-    }
+    known = _keras_optimizers()
     if name.lower() not in known:
         raise ValueError(f"Unknown optimizer; known are {', '.join(sorted(known))}. Received: name={name!r}")
     try:
         return known[name.lower()](**arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"Optimizer {name!r}: {error}. Received: {dict(arguments)!r}") from error
+
+
+def _keras_optimizers() -> dict[str, type[keras.optimizers.Optimizer]]:
+    """Keras's optimizers by their names in lower case."""
+    import keras  # here, not above: it takes seconds that `--help` need not wait
+
+    return {
+        key.lower(): kind
+        for key, kind in vars(keras.optimizers).items()
+        if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer) and key != "Optimizer"
+    }
+
+
+def _sparse_optimizers() -> dict[str, type[Optimizer]]:
+    """The engine's optimizers by their names in lower case."""
+    return {kind.__name__.lower(): kind for kind in Optimizer.__subclasses__()}
 
 
 class EarlyStoppingSection(Section):
@@ -149,7 +154,7 @@ class TrainingSection(Section):
 
     def make_sparse_optimizer(self) -> Optimizer:
         """The optimizer of the embedding rows, as the engine takes it."""
-        known = {kind.__name__.lower(): kind for kind in Optimizer.__subclasses__()}
+        known = _sparse_optimizers()
         kind = known.get(self.sparse_optimizer.name.lower())
         if kind is None:
             raise ValueError(
@@ -160,8 +165,6 @@ class TrainingSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> TrainingSection:
-        self.make_sparse_optimizer()
-        make_keras_optimizer(self.optimizer.name, self.optimizer.arguments)
         stopping = self.early_stopping
         if stopping is not None and stopping.monitor.startswith("val_") and not self.validate_each_epoch:
             raise ValueError(
@@ -243,7 +246,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
         overrides: `section.key=value` texts that replace what the file says; the value is read as YAML.
 
     Raises:
-        ConfigError: The file is unreadable, is no YAML, or has wrong keys or values; every one is listed.
+        ConfigError: The file is unreadable, is no YAML, or has wrong keys or values; every one is listed. The
+            options of the model and of the dense optimizer are looked at when all else is right.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -268,12 +272,88 @@ def parse_config(
     for override in overrides:
         _apply(values, override)
     try:
-        return JobConfig.model_validate(values)
+        config = JobConfig.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
-        raise ConfigError(
-            f"{source}: {len(lines)} problem(s)\n" + "\n".join(f"  {line}" for line in lines)
-        ) from error
+        raise _config_error(source, [_explain(problem) for problem in error.errors()]) from error
+    problems = _sparse_optimizer_problems(config.training.sparse_optimizer)
+    if not problems:
+        # Last: it brings Keras, which takes seconds that an answer to any other mistake need not wait.
+        import_tensorflow()
+        problems = [*_model_problems(config.model), *_optimizer_problems(config.training.optimizer)]
+    if problems:
+        raise _config_error(source, problems)
+    return config
+
+
+def _config_error(source: str, lines: Sequence[str]) -> ConfigError:
+    return ConfigError(f"{source}: {len(lines)} problem(s)\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _model_problems(section: ModelSection) -> list[str]:
+    """What is wrong with the model's name or its options, one line each."""
+    from deeprec_spark.models import registry
+
+    if section.name not in registry.names():
+        known = ", ".join(registry.names())
+        return [f"model.name: unknown model; known are {known}. Received: {section.name!r}"]
+    try:
+        registry.options_of(section.name, **section.options)
+    except ValueError as error:
+        if not isinstance(error.__cause__, ValidationError):
+            return [f"model.options: {error}"]
+        known_options = [field.name for field in dataclasses.fields(registry.options_of(section.name))]
+        return [
+            _explain({**problem, "loc": ("model", "options", *problem["loc"])}, known_options)
+            for problem in error.__cause__.errors()
+        ]
+    return []
+
+
+def _sparse_optimizer_problems(section: OptimizerSection) -> list[str]:
+    """What is wrong with the optimizer of the embedding rows."""
+    path, known = "training.sparse_optimizer", _sparse_optimizers()
+    kind = known.get(section.name.lower())
+    if kind is None:
+        return [_unknown_optimizer(path, section, known)]
+    wrong = _unknown_arguments(path, section, [field.name for field in dataclasses.fields(kind)])
+    if wrong:
+        return wrong
+    try:
+        kind(**section.arguments)
+    except (TypeError, ValueError) as error:
+        return [f"{path}: {error}"]
+    return []
+
+
+def _optimizer_problems(section: OptimizerSection) -> list[str]:
+    """What is wrong with the optimizer of the dense parameters."""
+    path, known = "training.optimizer", _keras_optimizers()
+    kind = known.get(section.name.lower())
+    if kind is None:
+        return [_unknown_optimizer(path, section, known)]
+    parameters = inspect.signature(kind).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    wrong = _unknown_arguments(path, section, names)
+    if wrong:
+        return wrong
+    try:
+        make_keras_optimizer(section.name, section.arguments)
+    except ValueError as error:
+        return [f"{path}: {error}"]
+    return []
+
+
+def _unknown_optimizer(path: str, section: OptimizerSection, known: Mapping[str, object]) -> str:
+    names = ", ".join(sorted(known))
+    return f"{path}.name: unknown optimizer; known are {names}. Received: {section.name!r}"
+
+
+def _unknown_arguments(path: str, section: OptimizerSection, known: Sequence[str]) -> list[str]:
+    return [
+        _unknown_key(f"{path}.{key}", key, value, ["name", *(name for name in known if name != "name")])
+        for key, value in section.arguments.items()
+        if key not in known
+    ]
 
 
 def _deep_copy(value: Any) -> Any:
@@ -300,16 +380,20 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"The value of override {override!r} is not YAML: {error}") from error
 
 
-def _explain(problem: Any) -> str:
-    """One line for one wrong key: its path, what is wrong, and the nearest right key."""
+def _unknown_key(path: str, key: str, value: object, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{path}: unknown key; {hint}Known: {', '.join(known)}. Received: {value!r}"
+
+
+def _explain(problem: Any, known: Sequence[str] | None = None) -> str:
+    """One line for one wrong key: its path, what is wrong, and the nearest right key (of `known`, or the section's)."""
     location = [str(part) for part in problem["loc"]]
     path = ".".join(location) or "(top level)"
     kind = problem["type"]
-    if kind == "extra_forbidden":
-        known = _known_keys(location[:-1])
-        close = difflib.get_close_matches(location[-1], known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        return f"{path}: unknown key; {hint}Known: {', '.join(known)}. Received: {problem['input']!r}"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        names = _known_keys(location[:-1]) if known is None else known
+        return _unknown_key(path, location[-1], problem["input"], names)
     if kind == "missing":
         return f"{path}: is needed and missing"
     message = str(problem["msg"]).removeprefix("Value error, ")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark.config import ConfigError, JobConfig, load_config
-from deeprec_spark.quiet import import_tensorflow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +49,6 @@ def main(job: Job, description: str, argv: Sequence[str] | None = None) -> int:
 def run(job: Job, conf: str, overrides: Sequence[str] = (), result_file: str | None = None) -> int:
     """Read the configuration, run the job on a session, report its result; returns the exit code."""
     setup_logging()
-    import_tensorflow()
     try:
         config = load_config(conf, overrides)
     except ConfigError as error:

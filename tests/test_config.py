@@ -61,12 +61,33 @@ def test_dump_and_read_again() -> None:
         ("data.kind=netflix", r"data\.kind: .*'movielens'.*Received: 'netflix'"),
         ("data.path=", r"data: kind 'movielens' reads files: add path"),
         ("data.test_fraction=1.5", r"data\.test_fraction: .*less than 1"),
-        ("model.name=resnet", r"model: .*deepfm.*Received: name='resnet'"),
-        ("model.options.hiden_units=[8]", r"model: .*hiden_units.*Known: .*hidden_units"),
-        ("training.sparse_optimizer.name=adagard", r"training: .*adagrad.*Received: name='adagard'"),
-        ("training.sparse_optimizer={name: sgd, momentun: 0.9}", r"training: SGD .*Received: \['momentun'\]"),
-        ("training.optimizer.name=adm", r"training: Unknown optimizer; .*adamw.*Received: name='adm'"),
-        ("training.optimizer={name: adam, beta: 1}", r"training: Optimizer 'adam': .*beta"),
+        ("model.name=resnet", r"model\.name: .*deepfm.*Received: 'resnet'"),
+        ("model.options.hiden_units=[8]", r"model\.options\.hiden_units: unknown key; .*'hidden_units'"),
+        (
+            "model.options.embeding_dim=4",
+            r"model\.options\.embeding_dim: unknown key; did you mean 'embedding_dim'\? Known: .*Received: 4",
+        ),
+        ("model.options.embedding_dim=0", r"model\.options\.embedding_dim: .*Received: 0"),
+        ("model.options.hidden_units=[8, x]", r"model\.options\.hidden_units\.1: .*Received: 'x'"),
+        (
+            "training.sparse_optimizer.name=adagard",
+            r"training\.sparse_optimizer\.name: .*adagrad.*Received: 'adagard'",
+        ),
+        (
+            "training.sparse_optimizer={name: sgd, momentun: 0.9}",
+            r"training\.sparse_optimizer\.momentun: unknown key; did you mean 'momentum'\? .*Received: 0\.9",
+        ),
+        ("training.optimizer.name=adm", r"training\.optimizer\.name: .*adamw.*Received: 'adm'"),
+        (
+            "training.sparse_optimizer={name: sgd, momentum: 2}",
+            r"training\.sparse_optimizer: SGD\.momentum .*Received",
+        ),
+        ("training.optimizer={name: adam, beta: 1}", r"training\.optimizer\.beta: .*beta_1.*Received: 1"),
+        (
+            "training.optimizer={name: adam, lr: 0.1}",
+            r"training\.optimizer\.lr: unknown key; Known: name, learning_rate, .*Received: 0\.1",
+        ),
+        ("training.optimizer={name: adam, clipnorm: 1, clipvalue: 1}", r"training\.optimizer: .*Received"),
         ("training.early_stopping={monitor: val_auc}", r"training: .*validate_each_epoch: true"),
         ("cluster.workers=2", r"cluster: num_ps: 0 .*Received: workers=2"),
         ("cluster.mode=fast", r"cluster\.mode: .*'async' or 'sync'.*Received: 'fast'"),
@@ -76,6 +97,24 @@ def test_dump_and_read_again() -> None:
 def test_a_wrong_key_is_named_with_a_remedy(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(MINIMAL, [override])
+
+
+@pytest.mark.parametrize(
+    "override", ["training.epoks=2", "cluster.workers=2", "training.sparse_optimizer.name=adagard"]
+)
+def test_a_plain_mistake_is_answered_without_keras(run_python: Any, override: str) -> None:
+    code = f"""
+import sys
+from deeprec_spark.config import ConfigError, parse_config
+try:
+    parse_config({MINIMAL!r}, [{override!r}])
+except ConfigError as error:
+    print(error)
+print([name for name in ("keras", "tensorflow") if name in sys.modules])
+"""
+    lines = run_python(code).stdout.splitlines()
+    assert lines[0] == "config: 1 problem(s)"
+    assert lines[-1] == "[]"
 
 
 def test_every_problem_is_listed_at_once() -> None:
