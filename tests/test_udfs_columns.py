@@ -65,6 +65,35 @@ def test_registered_functions_in_sql(spark: SparkSession, frame: DataFrame) -> N
     assert [row["log"] for row in rows] == functions.log1p(DOUBLES).to_pylist()
 
 
+@pytest.mark.parametrize(
+    ("boundaries", "error"),
+    [
+        ("cast(NULL AS array<double>)", "boundaries=NULL"),
+        ("cast(array() AS array<double>)", r"ascending numbers, at least one. Received: \[\]"),
+        ("array(2D, 1D)", r"ascending.*Received: \[2.0, 1.0\]"),
+        ("array(1D, 1D)", "ascending"),
+        ("array(1D, cast(NULL AS double))", "ascending"),
+        ("IF(d > 0, array(1D), array(3D, 2D))", "ascending"),
+    ],
+)
+def test_boundaries_in_sql_must_ascend(
+    spark: SparkSession, frame: DataFrame, boundaries: str, error: str
+) -> None:
+    register_udfs(spark)
+    frame.createOrReplaceTempView("udf_input")
+    with pytest.raises(Exception, match=error):
+        spark.sql(f"SELECT bucketize(d, {boundaries}) FROM udf_input").collect()
+
+
+def test_boundaries_in_sql_may_differ_by_row(spark: SparkSession) -> None:
+    register_udfs(spark)
+    rows = spark.sql(
+        "SELECT bucketize(d, IF(d > 4, array(1D, 5D, 9D), array(2D))) AS b "
+        "FROM VALUES (1D), (2D), (5D), (9.5D), (cast(NULL AS double)) AS t(d)"
+    ).collect()
+    assert [row["b"] for row in rows] == [0, 1, 2, 3, None]
+
+
 def test_numbers_in_a_cross_are_refused_since_spark_makes_floats_of_them(
     spark: SparkSession, frame: DataFrame
 ) -> None:

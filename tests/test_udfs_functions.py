@@ -80,7 +80,7 @@ def test_bucketize_counts_the_edges_below(numbers: list[float | None], edges: li
 
 
 def test_boundaries_must_ascend() -> None:
-    for boundaries in ([], [2, 1], [1, 1]):
+    for boundaries in ([], [2, 1], [1, 1], [math.nan]):
         with pytest.raises(ValueError, match="ascending"):
             functions.bucketize([1.0], boundaries)
 

@@ -65,7 +65,8 @@ def register_udfs(spark: SparkSession) -> list[str]:
     """Register the functions for Spark SQL: `fingerprint64`, `cross64`, `bucketize`, `log1p_clipped`.
 
     In SQL, `cross64` takes strings (cast numbers first), and `bucketize` takes its boundaries as an array of
-    doubles: `bucketize(age, array(18D, 25D, 35D))`.
+    doubles: `bucketize(age, array(18D, 25D, 35D))`. As in Python, boundaries that are null, empty, hold a null or do
+    not ascend are an error.
 
     Returns:
         The registered names.
@@ -136,14 +137,27 @@ def _cross64_udf() -> Any:
     return series_udf(cross64, LongType())
 
 
+def _boundaries_key(boundaries: Any) -> bytes:
+    """Boundaries as the bytes of their float64 values, null elements as NaN; a null array is a ValueError."""
+    if boundaries is None:
+        raise ValueError("bucketize needs an array of ascending boundaries. Received: boundaries=NULL")
+    return np.array(boundaries, dtype=np.float64).tobytes()
+
+
 @cache
 def _bucketize_udf() -> Any:
     def bucketize(values: pd.Series, boundaries: pd.Series) -> pd.Series:
         numbers = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
         if not len(numbers):
             return pd.Series([], dtype="Int64")
-        edges = np.stack(list(boundaries)).astype(np.float64)
-        below = (edges <= numbers[:, None]).sum(axis=1).astype(np.int64)
+        below = np.zeros(len(numbers), np.int64)
+        # Rows of one list of boundaries, which as a rule are all rows, are done together.
+        keys = np.array([_boundaries_key(each) for each in boundaries], dtype=object)
+        codes, distinct = pd.factorize(keys)
+        for code, key in enumerate(distinct):
+            rows = codes == code
+            edges = functions.check_boundaries(np.frombuffer(key, np.float64))
+            below[rows] = np.searchsorted(edges, numbers[rows], side="right")
         return pd.Series(pd.arrays.IntegerArray(below, np.isnan(numbers)))
 
     return series_udf(bucketize, LongType())

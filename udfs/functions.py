@@ -142,8 +142,8 @@ def split(values: Any, separator: str) -> pa.ListArray:
 def check_boundaries(boundaries: Sequence[float] | npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Boundaries as float64, or a ValueError where they do not ascend."""
     edges = np.asarray(boundaries, dtype=np.float64)
-    if edges.ndim != 1 or edges.size == 0 or not np.all(np.diff(edges) > 0):
-        raise ValueError(f"boundaries must be ascending numbers, at least one. Received: {list(boundaries)}")
+    if edges.ndim != 1 or edges.size == 0 or np.isnan(edges).any() or not np.all(np.diff(edges) > 0):
+        raise ValueError(f"boundaries must be ascending numbers, at least one. Received: {edges.tolist()}")
     return edges
 
 
