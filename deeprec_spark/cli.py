@@ -155,7 +155,10 @@ def demo(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where data and model go; emptied first.")
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", help="Where data and model go: new, empty, or of an earlier demo."
+        ),
     ] = Path("demo-out"),
     cluster: Annotated[
         bool, typer.Option("--cluster", help="On a real standalone cluster: 1 parameter server, 2 workers.")

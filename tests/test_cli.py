@@ -123,6 +123,25 @@ def test_demo_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     assert invoke("demo", "--mode", "fast").exit_code == 2
 
 
+def test_demo_removes_only_what_a_demo_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mine = tmp_path / "mine" / "model" / "weights"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    assert invoke("demo", "--out", str(tmp_path / "mine")).exit_code == 2
+    assert f"Received: out={str(tmp_path / 'mine')!r}" in caplog.text
+    assert mine.is_file()
+    with pytest.raises(ValueError, match="Received: out="):
+        demo.check_out(mine)
+
+    out = tmp_path / "new" / "out"
+    for _ in range(2):
+        demo.check_out(out)
+        demo.clear_out(out)
+        assert [path.name for path in out.iterdir()] == [demo.MARKER]
+        (out / "model").mkdir()
+        (out / "model" / "saved_model.pb").touch()
+
+
 def test_the_example_row_has_the_columns_of_its_data() -> None:
     from deeprec_spark.features.criteo import criteo_spec
     from deeprec_spark.features.movielens import movielens_spec

@@ -21,9 +21,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from deeprec_spark.config import ConfigError, JobConfig, parse_config
+from deeprec_spark.config import JobConfig, parse_config
 from deeprec_spark.platform import resources
-from deeprec_spark.quiet import import_tensorflow
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +36,7 @@ STEPS = {
 }
 SCRIPTS = {"prepare": "prepare_features", "train": "train", "evaluate": "evaluate", "export": "export"}
 SUBMIT_TIMEOUT = 3600.0
+MARKER = ".deeprec-demo"
 
 Result = dict[str, Any]
 Runner = Callable[[str], Result]
@@ -48,7 +48,7 @@ class DemoOptions:
 
     Args:
         data: Criteo file or folder, or MovieLens folder; None generates `rows` Criteo-like rows.
-        out: Where everything goes; what an earlier demo left there is removed.
+        out: Where everything goes: new, empty or of an earlier demo, whose files are removed.
         cluster: Start a standalone cluster and submit the jobs to it, instead of training in this process.
         mode: How the cluster's workers train together.
         rows: Rows to generate.
@@ -113,18 +113,16 @@ def run_demo(options: DemoOptions) -> int:
     from deeprec_spark.jobs import common
 
     started = time.monotonic()
-    # A demo that is told to end cleans up, as one that is interrupted does.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     common.setup_logging()
-    import_tensorflow()
     try:
+        check_out(options.out)
         config = demo_config(options)
-    except ConfigError as error:
+    except ValueError as error:
         logger.error("%s", error)
         return common.EXIT_CONFIG
-    for folder in ("prepared", "model_dir", "model", "cluster"):
-        shutil.rmtree(options.out / folder, ignore_errors=True)
-    options.out.mkdir(parents=True, exist_ok=True)
+    # A demo that is told to end cleans up, as one that is interrupted does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    clear_out(options.out)
     console = Console(stderr=True)
     results: dict[str, Result] = {}
     try:
@@ -146,6 +144,27 @@ def run_demo(options: DemoOptions) -> int:
     show(summary, example, time.monotonic() - started)
     common.report(summary)
     return common.EXIT_OK
+
+
+def check_out(out: Path) -> None:
+    """A ValueError where `out` holds what no demo wrote: it would be removed."""
+    if not out.exists() or (out / MARKER).is_file():
+        return
+    if not out.is_dir() or any(out.iterdir()):
+        raise ValueError(
+            "The demo empties its folder first, and this is not empty and not of a demo: name another, "
+            f"or remove it yourself. Received: out={str(out)!r}"
+        )
+
+
+def clear_out(out: Path) -> None:
+    """Make the folder, mark it as a demo's, and remove what an earlier demo left."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).write_text(
+        "Written by deeprec-spark demo, which may empty this folder.\n", encoding="utf-8"
+    )
+    for folder in ("prepared", "model_dir", "model", "cluster"):
+        shutil.rmtree(out / folder, ignore_errors=True)
 
 
 def summarize(options: DemoOptions, config: JobConfig, results: dict[str, Result]) -> Result:
