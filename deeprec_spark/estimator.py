@@ -15,13 +15,15 @@ from deeprec_spark.data.filesystem import is_local, resolve
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import PullRequest
 from deeprec_spark.export.saved_model import export_saved_model
+from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
 from deeprec_spark.layers import tables
 from deeprec_spark.runtime.options import Mode
+from deeprec_spark.runtime.slots import check_slots
 from deeprec_spark.session import current_session
-from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe, find_spec
-from deeprec_spark.training.driver_model import DriverModel, LabelKind, label_kind
+from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe
+from deeprec_spark.training.driver_model import DriverModel, label_kinds
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.worker import WorkerJob
 
@@ -195,7 +197,10 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         )
         columns = DataColumns(feature_cols, label_cols, sample_weight_col)
         model = self.model_creator(self.config)
-        with self._staging(label_kind(model)) as staging:
+        # What is wrong without looking at the data is said before the data are written.
+        self._check_model(model)
+        check_slots(self._spark, self._cluster_options.num_ps, self._cluster_options.num_workers)
+        with self._staging(label_kinds(model)) as staging:
             train = staging.stage(
                 data,
                 columns,
@@ -204,6 +209,11 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
                 batch_size=batch_size,
                 max_batches=steps_per_epoch,
             )
+            if not train.spec.labels:
+                raise ValueError(
+                    "There is nothing to learn: name the labels by label_cols. "
+                    f"Received: label_cols={label_cols}, features {train.spec.feature_names}"
+                )
             validation = None
             if validation_data is not None:
                 validation = staging.stage(
@@ -258,7 +268,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         return results
 
     def predict(
-        self, data: Any, batch_size: int = 32, feature_cols: Sequence[str] | None = None
+        self, data: Any, batch_size: int = 1024, feature_cols: Sequence[str] | None = None
     ) -> DataFrame:
         """A lazy DataFrame: the columns of `data` and `prediction` (one column for each output).
 
@@ -272,11 +282,15 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         """
         directory = self._trained()
         spec = self.options.feature_spec or checkpoint.load(directory, verify=False).feature_spec
-        # Data beside a spec are prepared; a DataFrame tells by its columns.
-        prepared = True if isinstance(data, str) and find_spec(data) is not None else None
         frame = self._dataframe(data, DataColumns(feature_cols))
         model = self._inference_model(directory, spec)
-        return inference.predict(frame, model, batch_size=batch_size, prepared=prepared)
+        unknown = [name for name in feature_cols or () if spec is None or name not in spec.feature_names]
+        if unknown:
+            known = [] if spec is None else spec.feature_names
+            raise ValueError(
+                f"feature_cols must be those of the training: {known}. Received: unknown {unknown}"
+            )
+        return inference.predict(frame, model, batch_size=batch_size)
 
     def get_model(self) -> keras.Model:
         """The Keras model with the trained weights; its SparseEmbedding layers read the last checkpoint."""
@@ -337,10 +351,18 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         """Forget the state; nodes live only inside `fit`, so there is none to stop."""
         self._checkpoint = None
 
-    def _staging(self, kind: LabelKind = "regression") -> Staging:
+    def _staging(self, kinds: LabelKinds | None = None) -> Staging:
         return Staging(
-            self._spark, self.model_dir, num_shards=self._cluster_options.num_workers, label_kind=kind
+            self._spark, self.model_dir, num_shards=self._cluster_options.num_workers, label_kinds=kinds
         )
+
+    def _check_model(self, model: keras.Model) -> None:
+        """See that the model has tables, and those of the checkpoint to go on from."""
+        optimizer = self.options.sparse_optimizer
+        specs = tables.table_specs(model, optimizer)
+        start = self._checkpoint or checkpoint.latest(self.model_dir)
+        if start is not None:
+            checkpoint.load(start, verify=False).check_model(specs)
 
     def _fit(
         self,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import fs
@@ -17,16 +19,17 @@ from deeprec_spark.data import ParquetDataset
 from deeprec_spark.data.creator import WEIGHT_COLUMN, DataCreator, write_shard
 from deeprec_spark.data.filesystem import resolve
 from deeprec_spark.features.infer import infer_spec, prepare_dataframe
-from deeprec_spark.features.spec import FeatureSpec
+from deeprec_spark.features.labels import LabelKinds
+from deeprec_spark.features.prepare import is_prepared, quoted
+from deeprec_spark.features.spec import FeatureSpec, Label
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
 
-LabelKind = Literal["binary", "regression", "multiclass"]
-
 SPEC_FILE = "feature_spec.json"
+_PREFIX = "staging-"
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,10 @@ class StagedData:
 class Staging:
     """Writes data below `root` for as long as the context is open, and removes it afterwards.
 
-    A Parquet path that lies beside a `feature_spec.json` is prepared already and read in place. A DataFrame, a
-    FeatureTable, SparkXShards or another Parquet path is prepared by Spark; a data creator is run on
-    `num_shards` Spark tasks. Nothing passes through the driver. `label_kind` says how labels are checked where
-    the spec is inferred.
+    A Parquet path whose columns bear the mark of preparation (`features.prepare.is_prepared`) is read in place. A
+    DataFrame, a FeatureTable, SparkXShards or another Parquet path is prepared by Spark; a data creator is run on
+    `num_shards` Spark tasks. Nothing passes through the driver. `label_kinds` says how labels are checked where the
+    spec does not.
     """
 
     def __init__(
@@ -63,15 +66,19 @@ class Staging:
         root: str,
         *,
         num_shards: int = 1,
-        label_kind: LabelKind = "regression",
+        label_kinds: LabelKinds | None = None,
     ) -> None:
         self._spark = spark
-        self._label_kind = label_kind
-        self._folder = f"{root.rstrip('/')}/staging-{uuid.uuid4().hex}"
+        self._label_kinds = label_kinds or LabelKinds()
+        self._root = root.rstrip("/")
+        # Host and process say whether the owner still lives, should it be killed before it cleans up.
+        owner = f"{_PREFIX}{socket.gethostname()}-{os.getpid()}"
+        self._folder = f"{self._root}/{owner}-{uuid.uuid4().hex}"
         self._num_shards = num_shards
         self._written: list[str] = []
 
     def __enter__(self) -> Staging:
+        remove_abandoned(self._root)
         return self
 
     def __exit__(
@@ -120,10 +127,12 @@ class Staging:
     ) -> StagedData:
         if isinstance(data, str):
             dataset = ParquetDataset.scan(data)
+            stored = self._spark.read.parquet(data)
             spec = spec or find_spec(data)
-            if spec is not None:
-                return StagedData(data, dataset, spec, columns.sample_weight_col)
-            return self._stage_dataframe(self._spark.read.parquet(data), columns, None)
+            if spec is None or not is_prepared(stored, spec):
+                return self._stage_dataframe(stored, columns, spec)
+            spec = self._with_columns(spec, columns, stored.columns)
+            return StagedData(data, dataset, spec, columns.sample_weight_col)
         frame = as_dataframe(self._spark, data, columns)
         if frame is not None:
             return self._stage_dataframe(frame, columns, spec)
@@ -141,7 +150,12 @@ class Staging:
         if spec is None:
             labels = list(columns.label_cols or [])
             others = [name for name in frame.columns if name not in (*labels, weight)]
-            spec = infer_spec(frame, columns.feature_cols or others, labels, label_kind=self._label_kind)
+            spec = infer_spec(frame, columns.feature_cols or others, labels, label_kind="regression")
+            spec = _with_kinds(spec, self._label_kinds)
+        else:
+            spec = self._with_columns(spec, columns, frame.columns)
+        if weight:
+            _check_weights(frame, weight)
         prepared = prepare_dataframe(frame, spec, keep=[weight] if weight else [])
         location = self._new_location()
         prepared.write.parquet(location)
@@ -159,7 +173,9 @@ class Staging:
         location = self._new_location()
         filesystem, path = resolve(location)
         filesystem.create_dir(path)
-        task = _creator_task(creator, columns, config, batch_size, max_batches, self._num_shards, location)
+        task = _creator_task(
+            creator, columns, config, batch_size, max_batches, self._num_shards, location, self._label_kinds
+        )
         shards = self._spark.range(self._num_shards, numPartitions=self._num_shards)
         results = shards.mapInArrow(task, "spec string, rows long, weighted boolean").collect()
         specs = {row["spec"] for row in results if row["spec"]}
@@ -177,10 +193,46 @@ class Staging:
             WEIGHT_COLUMN if weighted else None,
         )
 
+    def _with_columns(self, spec: FeatureSpec, columns: DataColumns, found: Sequence[str]) -> FeatureSpec:
+        """The spec with the features and labels that the caller names; a ValueError for names it cannot have."""
+        features = {feature.name: feature for feature in spec.features}
+        names = list(columns.feature_cols or features)
+        unknown = [name for name in names if name not in features]
+        if unknown:
+            raise ValueError(
+                f"feature_cols must be features of the spec: {list(features)}. Received: unknown {unknown}"
+            )
+        labels = spec.labels
+        if columns.label_cols is not None:
+            known = {label.name: label.kind for label in spec.labels}
+            kinds = self._label_kinds.of(columns.label_cols)
+            labels = tuple(
+                Label(name=name, kind=known.get(name, kind))
+                for name, kind in zip(columns.label_cols, kinds, strict=True)
+            )
+        weight = [columns.sample_weight_col] if columns.sample_weight_col else []
+        missing = [name for name in (*names, *(label.name for label in labels), *weight) if name not in found]
+        if missing:
+            raise ValueError(
+                f"The data has no column {missing}: check feature_cols and label_cols. Received: columns {list(found)}"
+            )
+        return FeatureSpec(features=tuple(features[name] for name in names), labels=labels)
+
     def _new_location(self) -> str:
         location = f"{self._folder}/{len(self._written)}"
         self._written.append(location)
         return location
+
+
+def remove_abandoned(root: str) -> None:
+    """Delete what killed drivers of this host have staged below `root`; what a living process owns stays."""
+    filesystem, path = resolve(root)
+    prefix = f"{_PREFIX}{socket.gethostname()}-"
+    for entry in filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True)):
+        owner, _, _ = entry.base_name.removeprefix(prefix).partition("-")
+        if entry.base_name.startswith(prefix) and owner.isdigit() and not _is_alive(int(owner)):
+            logger.info("Deleting what a killed driver had staged: %s", entry.path)
+            filesystem.delete_dir(entry.path)
 
 
 def as_dataframe(spark: SparkSession, data: Any, columns: DataColumns) -> DataFrame | None:
@@ -216,6 +268,7 @@ def _creator_task(
     max_batches: int | None,
     num_shards: int,
     location: str,
+    label_kinds: LabelKinds,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -230,6 +283,7 @@ def _creator_task(
                     feature_cols=columns.feature_cols,
                     label_cols=columns.label_cols,
                     max_batches=max_batches,
+                    label_kinds=label_kinds,
                 )
                 yield pa.RecordBatch.from_pydict({"spec": [spec], "rows": [rows], "weighted": [weighted]})
 
@@ -238,3 +292,36 @@ def _creator_task(
 
 def _describe(data: Any) -> str:
     return repr(data) if isinstance(data, str) else type(data).__name__
+
+
+def _with_kinds(spec: FeatureSpec, kinds: LabelKinds) -> FeatureSpec:
+    labels = zip(spec.label_names, kinds.of(spec.label_names), strict=True)
+    return spec.model_copy(update={"labels": tuple(Label(name=name, kind=kind) for name, kind in labels)})
+
+
+def _check_weights(frame: DataFrame, name: str) -> None:
+    """See that every sample weight is a finite number of at least 0; a ValueError counts the others."""
+    from pyspark.sql import functions
+
+    if name not in frame.columns:
+        raise ValueError(
+            f"The data has no column {name!r}: check sample_weight_col. Received: columns {frame.columns}"
+        )
+    weight = quoted(name).cast("double")
+    valid = weight.isNotNull() & ~functions.isnan(weight) & (weight >= 0) & (weight < float("inf"))
+    wrong = frame.where(~functions.coalesce(valid, functions.lit(False))).count()
+    if wrong:
+        raise ValueError(
+            f"Sample weights of column {name!r} must be finite numbers of at least 0: fill or drop the others. "
+            f"Received: {wrong} rows that are not"
+        )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

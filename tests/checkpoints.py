@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,7 @@ def write(model_dir: Path, *, step: int = 10, rows: int = 100, seed: int = 0, nu
     )
     manifest = checkpoint.Manifest(
         step=step,
+        created=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         epoch=1,
         tables=tuple(checkpoint.TableRecord.of(spec) for spec in table_specs()),
         files=tuple(checkpoint.FileRecord.of(file) for file in files),

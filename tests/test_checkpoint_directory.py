@@ -98,3 +98,15 @@ def test_copies_are_checkpoints(tmp_path: Path) -> None:
 def test_uris_are_paths_too(tmp_path: Path) -> None:
     written = checkpoints.write(tmp_path)
     assert checkpoint.load(tmp_path.as_uri()) == written.manifest
+
+
+def test_the_last_commit_counts_not_the_highest_step(tmp_path: Path) -> None:
+    """Who goes back to an old checkpoint and trains on commits a lower step: it is neither deleted nor forgotten."""
+    for step in (40, 50):
+        checkpoints.write(tmp_path, step=step, rows=1)
+    fresh = checkpoints.write(tmp_path, step=20, rows=1)
+    assert checkpoint.steps(str(tmp_path)) == [40, 50, 20]
+    assert checkpoint.latest(str(tmp_path)) == fresh.directory
+    assert checkpoint.prune(str(tmp_path), 2) == [40]
+    assert checkpoint.steps(str(tmp_path)) == [50, 20]
+    assert checkpoint.load(str(tmp_path)).step == 20

@@ -104,6 +104,16 @@ def test_evaluate_equals_the_last_validation(trained: KerasEstimator, frame: Dat
     assert found["loss"] == pytest.approx(trained.history["val_loss"][-1], abs=1e-5)
 
 
+def test_evaluate_takes_the_label_that_is_named(trained: KerasEstimator, frame: DataFrame) -> None:
+    opposite = frame.selectExpr("*", "1 - click as other")
+    found = trained.evaluate(opposite, label_cols=["other"])
+    assert found["auc"] == pytest.approx(1 - trained.history["val_auc"][-1], abs=1e-6)
+    with pytest.raises(ValueError, match=r"no column \['nope'\]"):
+        trained.evaluate(frame, label_cols=["nope"])
+    with pytest.raises(ValueError, match=r"those of the training.*unknown \['nope'\]"):
+        trained.predict(frame, feature_cols=["nope"])
+
+
 def test_predict_is_lazy_and_keeps_all_columns(trained: KerasEstimator, frame: DataFrame) -> None:
     predicted = trained.predict(frame)
     assert predicted.columns == [*frame.columns, "prediction"]
@@ -276,6 +286,7 @@ def test_one_class_evaluation_is_not_a_number(
         ({"label_cols": ["clicks"]}, ValueError, r"no column \['clicks'\].*Received: columns"),
         ({"feature_cols": ["user", "nowhere"]}, ValueError, r"no column \['nowhere'\]"),
         ({"label_cols": ["row"]}, ValueError, r"'row'.*\[0, 1\]"),
+        ({"label_cols": None}, ValueError, "nothing to learn: name the labels by label_cols"),
         ({"data": "empty"}, ValueError, "(?i)no rows"),
         ({"data": 7}, TypeError, "Received: int"),
         ({"data": "/no/such/place"}, FileNotFoundError, "/no/such/place"),

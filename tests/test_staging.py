@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.prepare import DataError, is_prepared, prepare_dataframe
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 from deeprec_spark.staging import DataColumns, StagedData, Staging, find_spec
@@ -44,7 +49,7 @@ def test_dataframe_is_prepared_and_removed_afterwards(
     spark: SparkSession, frame: DataFrame, tmp_path: Path
 ) -> None:
     columns = DataColumns(["city", "price"], ["y"], "w")
-    with Staging(spark, str(tmp_path), label_kind="binary") as staging:
+    with Staging(spark, str(tmp_path), label_kinds=LabelKinds(("binary",))) as staging:
         staged = staging.stage(frame, columns)
         assert staged.dataset.num_rows == 3
         assert staged.sample_weight == "w"
@@ -153,3 +158,62 @@ def test_no_rows_name_the_data(spark: SparkSession, frame: DataFrame, tmp_path: 
     SPEC.save(tmp_path / "feature_spec.json")
     with Staging(spark, str(tmp_path)) as staging, pytest.raises(ValueError, match=r"no rows.*train"):
         staging.stage(str(tmp_path / "train"), DataColumns())
+
+
+def test_a_raw_path_is_prepared_by_the_given_spec(
+    spark: SparkSession, frame: DataFrame, tmp_path: Path
+) -> None:
+    """A spec that lies beside raw rows, or is given, does not make them prepared."""
+    frame.write.parquet(str(tmp_path / "raw"))
+    SPEC.save(tmp_path / "feature_spec.json")
+    with Staging(spark, str(tmp_path / "staging")) as staging:
+        staged = staging.stage(str(tmp_path / "raw"), DataColumns())
+        assert [round(price, 5) for price in read(staged)["price"]] == [0.0, 0.69315, 1.38629]
+
+
+def test_columns_that_the_caller_names_are_used(
+    spark: SparkSession, frame: DataFrame, tmp_path: Path
+) -> None:
+    prepare_dataframe(frame, SPEC, keep=["w"]).write.parquet(str(tmp_path / "train"))
+    for data in (frame, str(tmp_path / "train")):
+        with Staging(spark, str(tmp_path / "staging"), label_kinds=LabelKinds(("regression",))) as staging:
+            staged = staging.stage(data, DataColumns(["price"], ["w"]), spec=SPEC)
+            assert staged.spec.feature_names == ["price"]
+            assert [(label.name, label.kind) for label in staged.spec.labels] == [("w", "regression")]
+            with pytest.raises(ValueError, match=r"features of the spec.*unknown \['nope'\]"):
+                staging.stage(data, DataColumns(["nope"]), spec=SPEC)
+            with pytest.raises(ValueError, match=r"no column \['nope'\]"):
+                staging.stage(data, DataColumns(None, ["nope"]), spec=SPEC)
+
+
+def test_what_a_killed_driver_staged_is_removed(spark: SparkSession, tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait(timeout=60)
+    dead = tmp_path / f"staging-{socket.gethostname()}-{child.pid}-abc" / "0"
+    alive = tmp_path / f"staging-{socket.gethostname()}-{os.getpid()}-abc" / "0"
+    elsewhere = tmp_path / f"staging-another-host-{child.pid}-abc"
+    for folder in (dead, alive, elsewhere, tmp_path / "checkpoints"):
+        folder.mkdir(parents=True)
+    with Staging(spark, str(tmp_path)):
+        assert not dead.parent.exists()
+    assert alive.is_dir()
+    assert elsewhere.is_dir()
+    assert (tmp_path / "checkpoints").is_dir()
+
+
+def test_bad_sample_weights_are_counted(spark: SparkSession, frame: DataFrame, tmp_path: Path) -> None:
+    wrong = frame.selectExpr("city", "price", "y", "case when y = 1 then null else -w end as w")
+    with Staging(spark, str(tmp_path)) as staging, pytest.raises(ValueError, match=r"'w'.*Received: 3 rows"):
+        staging.stage(wrong, DataColumns(["city"], ["y"], "w"))
+
+
+def test_labels_of_a_creator_are_checked(spark: SparkSession, tmp_path: Path) -> None:
+    def creator(config: dict[str, Any], batch_size: int) -> Iterator[Any]:
+        yield np.arange(4), np.array([0, 1, 5, 0])
+
+    kinds = LabelKinds(("binary",))
+    with (
+        Staging(spark, str(tmp_path), label_kinds=kinds) as staging,
+        pytest.raises(Exception, match=r"Label 'y' must be in \[0, 1\].*1 rows"),
+    ):
+        staging.stage(creator, DataColumns())

@@ -128,6 +128,19 @@ def test_learning_rates_are_read_back() -> None:
     assert rates[0] is None  # as compiled
     assert rates[1:] == pytest.approx([0.05, 0.1 / 3])
 
+    # Workers keep what they were told last: going back to the compiled rate must be told.
+    back = CallbackHost(
+        model(0.5),
+        [keras.callbacks.LearningRateScheduler(lambda epoch: 1.0 if epoch == 0 else 0.5)],
+        epochs=2,
+    )
+    back.train_begin()
+    back.epoch_begin(0)
+    assert back.learning_rate == pytest.approx(1.0)
+    back.epoch_end(0, {"loss": 1.0})
+    back.epoch_begin(1)
+    assert back.learning_rate == pytest.approx(0.5)
+
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=0)
     lowered = CallbackHost(model(0.1), [plateau], epochs=4)
     drive(lowered, [1.0, 1.0, 1.0, 1.0])

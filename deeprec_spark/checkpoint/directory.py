@@ -8,10 +8,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from pyarrow import fs
 from pydantic import ValidationError
@@ -59,7 +61,9 @@ def commit(directory: str, manifest: Manifest) -> None:
 
 
 def steps(model_dir: str) -> list[int]:
-    """The steps of the committed checkpoints, in order; none where the directory does not exist.
+    """The steps of the committed checkpoints, in the order of their commits; none where the directory does not exist.
+
+    Not in the order of their numbers: who goes back to an old checkpoint and trains on commits a lower step later.
 
     Raises:
         CheckpointNotFoundError: The directory cannot be read.
@@ -77,13 +81,14 @@ def steps(model_dir: str) -> list[int]:
         raise CheckpointNotFoundError(
             f"Cannot read the checkpoints of a model directory: {error}. Received: model_dir={model_dir!r}"
         ) from error
-    return sorted(
+    committed = [
         int(name) for name, info in zip(names, manifests, strict=True) if info.type == fs.FileType.File
-    )
+    ]
+    return sorted(committed, key=lambda step: (_created(filesystem, f"{root}/{step:012d}/{MANIFEST}"), step))
 
 
 def latest(model_dir: str) -> str | None:
-    """The newest committed checkpoint's directory, or None."""
+    """The directory of the checkpoint that was committed last, or None."""
     found = steps(model_dir)
     return directory_of(model_dir, found[-1]) if found else None
 
@@ -183,7 +188,7 @@ def check_files(directory: str, files: Iterable[FileRecord], *, checksums: bool 
 
 
 def prune(model_dir: str, keep_max: int) -> list[int]:
-    """Delete the oldest checkpoints beyond the newest `keep_max`, and what was never committed below the newest.
+    """Delete all checkpoints but the last `keep_max` that were committed, and saves cut short below the last one.
 
     Returns:
         The steps deleted.
@@ -201,8 +206,10 @@ def prune(model_dir: str, keep_max: int) -> list[int]:
         for entry in entries
         if entry.type == fs.FileType.Directory and _STEP.fullmatch(entry.base_name)
     ]
-    # What is newer than the newest commit may be a save in progress.
-    doomed = sorted(step for step in present if step not in keep and step < committed[-1])
+    # What is uncommitted and above the last commit may be a save in progress.
+    doomed = sorted(
+        step for step in present if step not in keep and (step in committed or step < committed[-1])
+    )
     for step in doomed:
         _delete(filesystem, f"{root}/{step:012d}")
         logger.info("Deleted checkpoint %012d of %s", step, model_dir)
@@ -241,3 +248,16 @@ def _delete(filesystem: fs.FileSystem, path: str) -> None:
     if filesystem.get_file_info(f"{path}/{MANIFEST}").type == fs.FileType.File:
         filesystem.delete_file(f"{path}/{MANIFEST}")
     filesystem.delete_dir(path)
+
+
+def _created(filesystem: Any, manifest: str) -> str:
+    """When a checkpoint was committed, as its manifest says; "" (the oldest) where that cannot be read.
+
+    The manifest and not the file's own time: copies of a model directory keep the order.
+    """
+    try:
+        with filesystem.open_input_stream(manifest) as stream:
+            return str(json.loads(stream.read()).get("created", ""))
+    except (OSError, ValueError, AttributeError) as error:
+        logger.warning("Cannot read the manifest %s: %s", manifest, error)
+        return ""

@@ -59,7 +59,7 @@ def save_checkpoint(
     manifest = Manifest(
         step=step,
         epoch=epoch,
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        created=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         tables=tuple(TableRecord.of(table) for table in tables),
         files=tuple(FileRecord.of(file) for file in files),
         model=ModelRecord.of(model, optimizer),

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.features.labels import LabelKind, LabelKinds, check_labels
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 
 WEIGHT_COLUMN = "sample_weight"
@@ -32,6 +33,7 @@ def write_shard(
     feature_cols: Sequence[str] | None = None,
     label_cols: Sequence[str] | None = None,
     max_batches: int | None = None,
+    label_kinds: LabelKinds | None = None,
 ) -> tuple[str, int, bool]:
     """Run a data creator and write this shard's batches as one Parquet file.
 
@@ -42,6 +44,7 @@ def write_shard(
         location: folder to write to.
         feature_cols, label_cols: names for the arrays of x and y that are not in a dict.
         max_batches: stop after this many batches of the whole data set (for endless ones).
+        label_kinds: what labels must be; None decides by the arrays.
 
     Returns:
         The FeatureSpec of the arrays as JSON ("" where the shard has no batch), the rows written, and whether
@@ -59,7 +62,9 @@ def write_shard(
         for features, labels, weight in _batches(
             creator(config, batch_size), shard, num_shards, max_batches, feature_cols, label_cols
         ):
-            found = spec_of_arrays(features, labels)
+            found = spec_of_arrays(features, labels, label_kinds)
+            for label in found.labels:
+                check_labels(label.name, labels[label.name], label.kind)
             if spec is None:
                 spec = found
                 schema = _to_table(features, labels, weight).schema
@@ -82,22 +87,26 @@ def write_shard(
 
 
 def spec_of_arrays(
-    features: Mapping[str, npt.NDArray[Any]], labels: Mapping[str, npt.NDArray[Any]]
+    features: Mapping[str, npt.NDArray[Any]],
+    labels: Mapping[str, npt.NDArray[Any]],
+    label_kinds: LabelKinds | None = None,
 ) -> FeatureSpec:
     """The spec that says how these arrays enter a model, by their type and rank.
 
-    Integers `[batch]` are categorical ids, `[batch, length]` sequences; floats are dense.
+    Integers `[batch]` are categorical ids, `[batch, length]` sequences; floats are dense. Without `label_kinds`
+    integer labels are class numbers and others regressions.
 
     Example:
         >>> spec_of_arrays({"user": np.array([1, 2])}, {}).features[0].kind.value
         'categorical'
     """
+    by_type: list[LabelKind] = [
+        "multiclass" if array.dtype.kind in "iu" else "regression" for array in labels.values()
+    ]
+    kinds = by_type if label_kinds is None else label_kinds.of(list(labels))
     return FeatureSpec(
         features=tuple(_feature(name, array) for name, array in features.items()),
-        labels=tuple(
-            Label(name=name, kind="multiclass" if array.dtype.kind in "iu" else "regression")
-            for name, array in labels.items()
-        ),
+        labels=tuple(Label(name=name, kind=kind) for name, kind in zip(labels, kinds, strict=True)),
     )
 
 

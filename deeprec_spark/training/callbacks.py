@@ -80,6 +80,7 @@ class CallbackHost:
         self._steps_before = 0
         self._steps_of_epoch = 0
         self._initial_rate = self._current_rate()
+        self._rate_was_set = False
 
     @property
     def history(self) -> dict[str, list[float]]:
@@ -93,9 +94,11 @@ class CallbackHost:
 
     @property
     def learning_rate(self) -> float | None:
-        """The learning rate that a callback has set; None while it is the compiled one, or a schedule decides."""
+        """The learning rate that a callback has set; None while none has set one, or a schedule decides."""
         rate = self._current_rate()
-        return None if rate == self._initial_rate else rate
+        # Workers keep what they were told last, so going back to the compiled rate must be told too.
+        self._rate_was_set = self._rate_was_set or rate != self._initial_rate
+        return rate if self._rate_was_set else None
 
     def train_begin(self) -> None:
         """Before the first epoch."""

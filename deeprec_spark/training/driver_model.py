@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy.typing as npt
@@ -12,14 +12,13 @@ import numpy.typing as npt
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import Float32Array, TableSpec
+from deeprec_spark.features.labels import LabelKind, LabelKinds
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.layers import tables
 from deeprec_spark.training import optimizers
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.trainer import Trainer
 from deeprec_spark.training.worker import sample_batch
-
-LabelKind = Literal["binary", "regression", "multiclass"]
 
 
 class DriverModel:
@@ -54,21 +53,34 @@ class DriverModel:
         return self._trainer.metric_results()
 
 
-def label_kind(model: keras.Model) -> LabelKind:
+def label_kinds(model: keras.Model) -> LabelKinds:
     """What the labels of a compiled model are, by its losses: this decides how labels are checked.
 
     Example:
         >>> model = keras.Sequential([keras.layers.Dense(1)])
-        >>> model.compile(loss="binary_crossentropy")
-        >>> label_kind(model)
-        'binary'
+        >>> model.compile(loss="bce")
+        >>> label_kinds(model).of(["click"])
+        ['binary']
     """
-    kinds = {_kind_of_loss(loss) for loss in keras.tree.flatten(model.loss) if loss is not None}
-    return kinds.pop() if len(kinds) == 1 else "regression"
+    losses = model.loss
+    if isinstance(losses, Mapping):
+        named = {str(name): _kind_of_loss(loss) for name, loss in losses.items()}
+        return LabelKinds(tuple(named.values()), named)
+    if isinstance(losses, (list, tuple)):
+        return LabelKinds(tuple(_kind_of_loss(loss) for loss in losses))
+    return LabelKinds((_kind_of_loss(losses),))
 
 
 def _kind_of_loss(loss: Any) -> LabelKind:
-    name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
-    if str(name) in ("binary_crossentropy", "binary_focal_crossentropy"):
+    found = keras.losses.get(loss)
+    function = getattr(found, "fn", found)
+    name = getattr(function, "__name__", "")
+    binary = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
+    if isinstance(found, binary) or name in ("binary_crossentropy", "binary_focal_crossentropy"):
         return "binary"
-    return "multiclass" if str(name) == "sparse_categorical_crossentropy" else "regression"
+    if (
+        isinstance(found, keras.losses.SparseCategoricalCrossentropy)
+        or name == "sparse_categorical_crossentropy"
+    ):
+        return "multiclass"
+    return "regression"
