@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
-import hypothesis
 import pytest
-
-# A busy machine is no flaw of the code: pytest's timeout is the only clock.
-hypothesis.settings.register_profile("tests", deadline=None)
-hypothesis.settings.load_profile("tests")
 
 # Before anything loads TensorFlow or starts a JVM. Executors must run this interpreter, not the first on PATH.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
