@@ -17,11 +17,10 @@ pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 RUN = """
 import json, sys
 from deeprec_daily import dag
-for task in dag.tasks:
-    task.retries = 0  # a test does not wait five minutes
 run = dag.test(run_conf=json.loads(sys.argv[1]))
 tasks = {task.task_id: str(task.state) for task in run.get_task_instances()}
-print("RESULT", json.dumps({"run": str(run.state), "tasks": tasks}))
+defaults = {name: dag.params[name] for name in ("conf", "out")}
+print("RESULT", json.dumps({"run": str(run.state), "tasks": tasks, "defaults": defaults}))
 """
 
 
@@ -60,17 +59,16 @@ def run_dag(airflow: tuple[Path, dict[str, str]], tmp_path: Path, **overrides: o
             }
         )
     )
-    params = {
-        "command": str(Path(sys.executable).parent / "deeprec-spark"),
-        "conf": str(job),
-        "out": str(tmp_path / "out"),
-    }
+    # Relative: from DEEPREC_HOME on.
+    params = {"command": str(Path(sys.executable).parent / "deeprec-spark"), "conf": "job.yaml", "out": "out"}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
     script = tmp_path / "run.py"
     script.write_text(RUN)
     done = subprocess.run(
         [str(python), str(script), json.dumps(params)],
-        cwd=tmp_path,
-        env=env,
+        cwd=elsewhere,
+        env={**env, "DEEPREC_HOME": str(tmp_path), "DEEPREC_OUT": "hdfs://host/daily"},
         capture_output=True,
         text=True,
         timeout=400,
@@ -87,6 +85,7 @@ def test_a_day_ends_with_a_model(airflow: tuple[Path, dict[str, str]], tmp_path:
     assert states == {
         "run": "success",
         "tasks": dict.fromkeys(("prepare", "train", "evaluate", "export"), "success"),
+        "defaults": {"conf": str(tmp_path / "conf" / "criteo.yaml"), "out": "hdfs://host/daily"},
     }
     (model,) = (tmp_path / "out").glob("*/model/saved_model.pb")
     day = model.parent.parent.name
@@ -101,5 +100,5 @@ def test_a_configuration_error_stops_the_day_at_once(
     tasks = states["tasks"]
     assert isinstance(tasks, dict)
     assert states["run"] == "failed"
-    assert tasks["prepare"] == "failed"
+    assert tasks["prepare"] == "failed"  # with retries left: else it would be up_for_retry for five minutes
     assert not (tmp_path / "out").exists()
