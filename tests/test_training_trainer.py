@@ -12,7 +12,7 @@ import tensorflow as tf
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.embedding import optimizers
 from deeprec_spark.embedding.local_store import LocalStore
-from deeprec_spark.layers import SparseEmbedding, bind
+from deeprec_spark.layers import SparseEmbedding, bind, bind_local
 from deeprec_spark.training.checks import NonFiniteError
 from deeprec_spark.training.trainer import Trainer, TrainerOptions
 from tests.training_reference import DenseTable, table_rows
@@ -248,6 +248,69 @@ def test_a_changing_rate_cannot_reach_tables_of_their_own_optimizer() -> None:
     trainer.set_learning_rate(0.5)
     with pytest.raises(ValueError, match=r"optimizer of their own.*'user'"):
         trainer.train_step(users([1]))
+
+
+def two_tables(*, share: bool = False, **compile_arguments: Any) -> keras.Model:
+    """Layers `one`, frozen, and `two`, trainable, over the same ids."""
+    user = keras.Input((), dtype="int64", name="user")
+    one, two = (SparseEmbedding(DIM, table="user" if share else name, name=name) for name in ("one", "two"))
+    one.trainable = False
+    model = keras.Model(user, L.Dense(1, kernel_initializer="ones")(L.Add()([one(user), two(user)])))
+    model.compile(**{"optimizer": keras.optimizers.Adam(0.1), "loss": "mse", **compile_arguments})
+    return model
+
+
+def test_a_frozen_table_is_only_read() -> None:
+    start = started(two_tables(), users([1]))
+    start.model.get_layer("one").trainable = True
+    filled = Trainer(start.model, start.store)
+    filled.initialize(users([1]))
+    for _ in range(2):
+        filled.train_step(users([1, 2]))
+    rows = filled.store.statistics()["one"]["rows"]
+    assert rows == 2
+    one, two = (table_rows(filled.store, name, 4) for name in ("one", "two"))
+
+    trainer = Trainer(two_tables(), filled.store)
+    trainer.initialize(users([1]))
+    for ids in ([1, 2], [2, 3], [1]):
+        trainer.train_step(users(ids))
+    trainer.train_empty()
+    np.testing.assert_array_equal(table_rows(trainer.store, "one", 4), one)
+    assert trainer.store.statistics()["one"]["rows"] == 2
+    assert trainer.store.statistics()["two"]["rows"] == 3
+    assert np.all(table_rows(trainer.store, "two", 3)[1:] != two[1:3])
+    trainer.model.get_layer("two").trainable = False
+    alone = Trainer(trainer.model, trainer.store)
+    alone.initialize(users([1]))
+    two = table_rows(alone.store, "two", 4)
+    alone.train_step(users([1, 2]))
+    np.testing.assert_array_equal(table_rows(alone.store, "two", 4), two)
+    kernel, _ = alone.dense_vector()
+    alone.refresh()
+    assert np.any(alone.dense_vector()[0] != kernel)  # the dense weights are trained
+
+
+def test_a_frozen_table_counts_in_no_norm() -> None:
+    trainer = started(two_tables(optimizer=keras.optimizers.SGD(1.0, global_clipnorm=0.5)), users([1]))
+    dense, _ = trainer.dense_vector()
+    two = table_rows(trainer.store, "two", 2)
+    trainer.train_step(users([1], [100.0]))
+    trainer.refresh()
+    moved = [trainer.dense_vector()[0] - dense, table_rows(trainer.store, "two", 2)[1] - two[1]]
+    assert np.linalg.norm(np.concatenate(moved)) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_a_table_is_not_half_frozen() -> None:
+    with pytest.raises(ValueError, match=r"share 'user'.*Received: trainable 'two', frozen 'one'"):
+        started(two_tables(share=True), users([1]))
+
+
+def test_a_frozen_table_in_keras_own_fit() -> None:
+    model = two_tables(optimizer="sgd")
+    store = bind_local(model, optimizers.SGD(0.1))
+    model.fit(np.array([1, 2]), np.ones(2, np.float32), verbose=0)
+    assert (store.statistics()["one"]["rows"], store.statistics()["two"]["rows"]) == (0, 2)
 
 
 def test_empty_steps_and_batches() -> None:

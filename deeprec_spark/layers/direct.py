@@ -39,7 +39,7 @@ class DirectSource:
         self._trainable = trainable
 
     def lookup(self, layer: SparseEmbedding, ids: Tensor, origin: Origin) -> Tensor:
-        """Rows `[n, embedding_dim]`; their gradient updates the store."""
+        """Rows `[n, embedding_dim]`; their gradient updates the store, unless the layer is frozen."""
 
         def pull(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
             distinct, inverse, counts = unique(keys)
@@ -67,6 +67,8 @@ class DirectSource:
             rows.set_shape([None, layer.embedding_dim])
 
             def gradient(upstream: Tensor) -> Tensor:
+                if not layer.trainable:
+                    return tf.zeros([])  # frozen: the table takes no update
                 if not self._trainable:
                     raise RuntimeError(
                         f"SparseEmbedding {layer.name!r} takes a gradient outside of Estimator and "

@@ -26,6 +26,7 @@ class SparseEmbedding(keras.layers.Layer):
 
     The table lives outside of TensorFlow: `Estimator` and `training.Trainer` train it in their embedding store;
     anywhere else the layer reads a store of its own, or the one that `layers.bind` or `layers.bind_local` gave it.
+    With `trainable = False`, set before training starts, its table is only read: no row changes, none is made.
 
     Args:
         embedding_dim: width of a row.

@@ -69,6 +69,25 @@ def table_specs(model: Any, optimizer: Optimizer | None = None) -> list[TableSpe
     return list(specs.values())
 
 
+def frozen_tables(model: Any) -> frozenset[str]:
+    """The tables of layers with `trainable = False`, which training only reads.
+
+    Raises:
+        ValueError: a frozen layer and a trainable one share a table.
+    """
+    states: dict[str, dict[bool, str]] = {}
+    for layer in find_layers(model):
+        states.setdefault(layer.table, {}).setdefault(bool(layer.trainable), layer.name)
+    for table, owners in states.items():
+        if len(owners) > 1:
+            raise ValueError(
+                f"A table is trained or frozen as a whole, but SparseEmbedding layers that share {table!r} differ in "
+                "trainable. Freeze all of them or none, or give them two tables. "
+                f"Received: trainable {owners[True]!r}, frozen {owners[False]!r}"
+            )
+    return frozenset(table for table, owners in states.items() if False in owners)
+
+
 def bind(model: Any, store: EmbeddingStore) -> None:
     """Make every SparseEmbedding of the model read `store` outside of a context; it must hold their tables."""
     for layer in find_layers(model):

@@ -6,7 +6,7 @@ The model is traced in a `GatherContext`: its SparseEmbedding layers take rows t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,13 +71,27 @@ class RowTensors:
         )
 
 
-def _gather(plan: LookupPlan, gathered: Sequence[Tensor], sizes: Sequence[Tensor]) -> context.GatherContext:
-    """The context that hands the calls their parts of `gathered`, one `[ids, width]` for each width."""
+def _gather(
+    plan: LookupPlan,
+    gathered: Sequence[Tensor],
+    sizes: Sequence[Tensor],
+    frozen: Collection[str] = (),
+) -> context.GatherContext:
+    """The context that hands the calls their parts of `gathered`, one `[ids, width]` for each width.
+
+    Rows of the tables in `frozen` take no gradient.
+    """
     parts = [
         tf.split(rows, lengths, num=lengths.shape[0]) for rows, lengths in zip(gathered, sizes, strict=True)
     ]
+    tables = [call.table for call in plan.calls]
+    rows = [parts[group][place] for group, place in plan.places]
     return context.GatherContext(
-        [call.table for call in plan.calls], [parts[group][place] for group, place in plan.places]
+        tables,
+        [
+            tf.stop_gradient(part) if table in frozen else part
+            for table, part in zip(tables, rows, strict=True)
+        ],
     )
 
 
@@ -124,6 +138,7 @@ class TrainProgram:
         dense, state: where the model's weights lie in the flat vectors.
         weighted: whether batches carry sample weights.
         clipping: clips the gradients of the weights, and with `clip_rows` those of the tables too.
+        frozen: tables whose rows take no gradient, so that they count in no norm either.
     """
 
     def __init__(
@@ -138,10 +153,12 @@ class TrainProgram:
         weighted: bool,
         clipping: Clipping,
         clip_rows: bool,
+        frozen: Collection[str] = (),
     ) -> None:
         self._model, self._binding, self._outputs, self._plan = model, binding, outputs, plan
         self._dense, self._state = dense, state
         self._weighted, self._clipping, self._clip_rows = weighted, clipping, clip_rows
+        self._frozen = frozenset(frozen)
         mapped = {id(variable) for variable in (*dense.variables, *state.variables)}
         candidates = [*metrics.variables(model), *model.non_trainable_variables]
         # Metric states, seeds, counters: they stay in this process and are updated in place.
@@ -198,7 +215,7 @@ class TrainProgram:
             tape.watch(flat)
             gathered = _lookup(rows, inverse)
             tape.watch(gathered)
-            gather = _gather(self._plan, gathered, sizes)
+            gather = _gather(self._plan, gathered, sizes, self._frozen)
             mapping = [
                 *zip(self._dense.variables, self._dense.split(flat), strict=True),
                 *zip(self._state.variables, self._state.split(flat_state), strict=True),

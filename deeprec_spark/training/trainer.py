@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["PreparedBatch", "Trainer", "TrainerOptions"]
 
 Float32Array = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Trainer:
 
     A step is four stages, each a method, so that a pipeline may overlap them: `prepare`, `pull`, `compute`, `push`.
     The step is always one traced function: `run_eagerly`, `jit_compile` and `steps_per_execution` of `compile` have no
-    effect.
+    effect. Tables of layers that have `trainable = False` at `initialize` are read as in `predict` and never updated.
 
     Args:
         model: a compiled Keras model with at least one SparseEmbedding.
@@ -106,8 +107,11 @@ class Trainer:
         if sample.labels:
             self._build_loss(sample, outputs)
         specs = tables.table_specs(self.model, self._sparse_optimizer)
+        self._frozen = tables.frozen_tables(self.model)
         self._own_optimizers = [
-            layer.table for layer in tables.find_layers(self.model) if layer.optimizer is not None
+            layer.table
+            for layer in tables.find_layers(self.model)
+            if layer.optimizer is not None and layer.table not in self._frozen
         ]
         self._dense = trainable_layout(self.model)
         self._state = state_layout(self.model)
@@ -137,9 +141,13 @@ class Trainer:
         return self._prepare(batch, training=True)
 
     def pull(self, prepared: PreparedBatch) -> PullReply:
-        """Second stage: read the rows and the dense parameters; new rows are made."""
-        reply = self.store.pull(PullRequest(prepared.lookups.keys, train=True, dense=True))
+        """Second stage: read the rows and the dense parameters; new rows are made, but not in frozen tables."""
+        keys = prepared.lookups.keys
+        reply = self.store.pull(PullRequest(self._trained(keys), train=True, dense=True))
         self.step = reply.step
+        if frozen := {name: unique for name, unique in keys.items() if name in self._frozen}:
+            read = self.store.pull(PullRequest(frozen, train=False, dense=False))
+            reply = replace(reply, rows={**reply.rows, **read.rows})
         return reply
 
     def compute(self, prepared: PreparedBatch, reply: PullReply) -> TrainResult:
@@ -169,7 +177,7 @@ class Trainer:
         rate, sparse_rate = self._rates()
         self.step = self.store.push(
             PushRequest(
-                plan.split_gradients(prepared.lookups.keys, result.row_gradients),
+                self._trained(plan.split_gradients(prepared.lookups.keys, result.row_gradients)),
                 result.dense_gradient,
                 result.state_delta,
                 samples=prepared.batch.size,
@@ -182,7 +190,7 @@ class Trainer:
     def train_empty(self) -> None:
         """Take part in a synchronous step without a sample."""
         plan = self._recording(training=True).plan
-        keys = plan.empty()
+        keys = self._trained(plan.empty())
         self.step = self.store.pull(PullRequest(keys, train=True, dense=True)).step
         rate, sparse_rate = self._rates()
         self.step = self.store.push(
@@ -323,8 +331,13 @@ class Trainer:
                 weighted=weighted,
                 clipping=self._clipping,
                 clip_rows=self.options.sparse_optimizer is None,
+                frozen=self._frozen,
             )
         return self._train_programs[weighted]
+
+    def _trained(self, by_table: Mapping[str, T]) -> dict[str, T]:
+        """Without the frozen tables."""
+        return {name: value for name, value in by_table.items() if name not in self._frozen}
 
     def _rates(self) -> tuple[float | None, float | None]:
         rate = self._rate.value(self.step)
