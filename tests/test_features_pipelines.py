@@ -79,6 +79,34 @@ def test_malformed_criteo_rows_are_counted_or_an_error(
     assert (report["rows"], report["malformed"], report["nulls"]["I2"]) == (8, 5, 8)
 
 
+@pytest.mark.parametrize(
+    ("separator", "first"), [("\t", "a,b"), ("\t", ""), (",", "a\tb"), (",", ",,,"), (",", " ")]
+)
+def test_the_delimiter_is_not_told_from_a_malformed_first_line(
+    spark: SparkSession, tmp_path: Path, separator: str, first: str
+) -> None:
+    good = [line(str(index % 2), separator, I1=str(index), C1="x") for index in range(3)]
+    parsed = read_criteo(spark, criteo_file(tmp_path / "raw", [first, *good])).collect()
+    assert [row["I1"] for row in parsed if row["C1"] == "x"] == ["0", "1", "2"]
+    prepare_criteo(spark, str(tmp_path / "raw"), str(tmp_path / "out"), max_malformed=0.5)
+    assert len(read(tmp_path / "out")) == 3
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["malformed"] == (1 if first.strip() else 0)
+
+
+def test_a_header_in_some_files_of_a_folder_eats_no_row(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    header = ",".join(f'"{name}"' for name in COLUMNS)
+    criteo_file(folder / "a.csv", ["", "\ufeff" + header, line("1", ",", I1="1")])
+    criteo_file(folder / "b.csv", [line("0", ",", I1="2"), line("1", ",", I1="3")])
+    criteo_file(folder / "c.csv", [header, line("0", ",", I1="4")])
+    assert sorted(row["I1"] for row in read_criteo(spark, str(folder)).collect()) == ["1", "2", "3", "4"]
+    prepare_criteo(spark, str(folder), str(tmp_path / "out"))
+    assert len(read(tmp_path / "out")) == 4
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["malformed"] == 0
+
+
 def test_criteo_that_is_none(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"lacks \['C26'\]"):
         read_criteo(spark, criteo_file(tmp_path / "short", ["\t".join(COLUMNS[:-1])]))
@@ -158,6 +186,26 @@ def test_movielens_with_a_malformed_first_line(
     prepare_movielens(spark, str(movielens), str(tmp_path / "out"), max_malformed=0.5)
     assert "2 of 7 ratings are malformed" in caplog.text
     assert len(read(tmp_path / "out")) == 5
+
+
+def test_movielens_ids_that_come_again_multiply_no_rating(
+    spark: SparkSession, tmp_path: Path, movielens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    users, items = movielens / "u.user", movielens / "u.item"
+    users.write_text(users.read_text() + "1|60|F|doctor|00000\n")
+    items.write_bytes(items.read_bytes() + b"10|Other||||" + b"|".join([b"0"] * 18 + [b"1"]) + b"\n")
+    with pytest.raises(
+        MalformedDataError, match=r"malformed users.*Received: 1 of 3, such as .*user 1 again"
+    ):
+        prepare_movielens(spark, str(movielens), str(tmp_path / "out"))
+    prepare_movielens(spark, str(movielens), str(tmp_path / "out"), max_malformed=0.5)
+    assert "1 of 3 items are malformed" in caplog.text
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["malformed"] == 2
+    rows = read(tmp_path / "out")
+    assert len(rows) == 5
+    assert set(rows[rows["user"] == 1]["gender"]) == {expected_hash("M")}
+    films = rows[rows["item"] == 10]["genres"]
+    assert {tuple(genres) for genres in films} == {(expected_hash("Action"), expected_hash("Comedy"))}
 
 
 def test_movielens_1m(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
@@ -17,6 +19,7 @@ INTEGER_COLUMNS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORY_COLUMNS = tuple(f"C{i}" for i in range(1, 27))
 COLUMNS = (LABEL, *INTEGER_COLUMNS, *CATEGORY_COLUMNS)
 _CORRUPT = "__corrupt__"
+_FIRST_LINES = 20  # enough to tell the delimiter and the header from, whatever a line of them holds
 
 __all__ = [
     "CATEGORY_COLUMNS",
@@ -70,7 +73,7 @@ def prepare_criteo(
         test_fraction: share of the rows in the test set.
         max_malformed: a row is malformed if it has not 40 fields, a count that is no number or a label that
             is neither 0 nor 1. Malformed rows are left out and counted; more than this share is an error.
-            Blank lines, those of nothing but separators among them, are no rows.
+            Blank lines, those of nothing but tabs among them, are no rows.
         keep: further columns to carry along, such as the planted `probability` of generated data.
 
     Returns:
@@ -103,22 +106,22 @@ def prepare_criteo(
 def read_criteo(spark: SparkSession, path: str) -> DataFrame:
     """Read Criteo's columns as text (Parquet: as they are); delimiter and header are found out.
 
-    Tab or comma is told from the first line; the first line is a header if it names `label`, in any case.
-    Without a header the order is Criteo's: label, I1 to I13, C1 to C26.
+    The delimiter is the one, tab or comma, that gives the 40 fields most often among the first lines that are not
+    blank. The first of these lines that names `label`, in any case, is the header; each line that equals it, in any
+    file of a folder, is no row. Without a header the order is Criteo's: label, I1 to I13, C1 to C26.
 
     Raises:
         DataError: the header lacks columns.
     """
     if _is_parquet(spark, path):
         return spark.read.parquet(path)
-    first = spark.read.text(path).first()
-    line = "" if first is None else first[0].lstrip("\ufeff")
-    delimiter = "\t" if "\t" in line else ","
-    fields = [field.strip().strip('"') for field in line.split(delimiter)]
+    first = spark.read.text(path).where(F.trim("value") != "").limit(_FIRST_LINES).collect()
+    lines = [row[0].removeprefix("\ufeff") for row in first]
+    delimiter = _delimiter(lines)
     names = {name.lower(): name for name in COLUMNS}
-    header = LABEL in [field.lower() for field in fields]
-    if header:
-        fields = [names.get(field.lower(), field) for field in fields]
+    header = next((line for line in lines if LABEL in _header_fields(line, delimiter)), None)
+    if header is not None:
+        fields = [names.get(field.lower(), field) for field in _header_fields(header, delimiter, lower=False)]
         if missing := [name for name in COLUMNS if name not in fields]:
             raise DataError(
                 f"Criteo data needs the columns label, I1 to I13 and C1 to C26; the header of {path!r} lacks "
@@ -127,11 +130,11 @@ def read_criteo(spark: SparkSession, path: str) -> DataFrame:
     else:
         fields = list(COLUMNS)
     schema = StructType([StructField(name, StringType()) for name in [*fields, _CORRUPT]])
-    return (
+    rows = (
         spark.read.schema(schema)
         .option("sep", delimiter)
-        .option("header", header)
-        .option("enforceSchema", True)
+        # Not Spark's header option: it takes the first line of every file, whatever it holds.
+        .option("header", False)
         .option(
             "columnPruning", False
         )  # with it, a row is malformed or not by the columns that a query reads
@@ -139,6 +142,28 @@ def read_criteo(spark: SparkSession, path: str) -> DataFrame:
         .option("columnNameOfCorruptRecord", _CORRUPT)
         .csv(path)
     )
+    if header is None:
+        return rows
+    named = [
+        F.lower(F.trim(F.regexp_replace(quoted(field), '^\ufeff|"', ""))).eqNullSafe(field.lower())
+        for field in COLUMNS
+    ]
+    return rows.where(~reduce(and_, named))
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """Tab or comma: which of them makes 40 fields of more lines, else which occurs in more."""
+
+    def fit(delimiter: str) -> tuple[int, int]:
+        whole = sum(line.count(delimiter) == len(COLUMNS) - 1 for line in lines)
+        return whole, sum(delimiter in line for line in lines)
+
+    return max("\t,", key=fit)  # the tab, where they are equal
+
+
+def _header_fields(line: str, delimiter: str, *, lower: bool = True) -> list[str]:
+    fields = [field.strip().strip('"') for field in line.split(delimiter)]
+    return [field.lower() for field in fields] if lower else fields
 
 
 def _is_parquet(spark: SparkSession, path: str) -> bool:

@@ -103,8 +103,9 @@ def prepare_movielens(
         split: "hash" draws the test set by a hash of (user, item); "time" takes the last ratings.
         test_fraction: share of the ratings in the test set.
         history_length: longest history, 0 for none.
-        max_malformed: a rating is malformed if it has not four numbers, or is not from 1 to 5. Malformed rows
-            are left out and counted; more than this share is an error.
+        max_malformed: a rating is malformed if it has not four numbers, or is not from 1 to 5; a user or an item
+            if its id is that of an earlier line. Malformed rows are left out and counted; more than this share
+            of ratings, of users or of items is an error.
 
     Returns:
         The spec that was written.
@@ -121,8 +122,12 @@ def prepare_movielens(
         raise DataError(f"split must be 'hash' or 'time'. Received: split={split!r}")
     check_fraction(test_fraction)
     ratings, users, items = read_movielens(spark, path)
-    report = PrepareReport(malformed=check_malformed(ratings, max_malformed, "ratings"))
-    ratings = ratings.where(F.col(MALFORMED).isNull()).drop(MALFORMED)
+    report = PrepareReport()
+    good = []
+    for rows, what in ((ratings, "ratings"), (users, "users"), (items, "items")):
+        report.malformed += check_malformed(rows, max_malformed, what)
+        good.append(rows.where(F.col(MALFORMED).isNull()).drop(MALFORMED))
+    ratings, users, items = good
     if history_length:
         ratings = ratings.withColumn("history", _history(history_length))
     rows = (
@@ -141,7 +146,7 @@ def prepare_movielens(
 
 
 def read_movielens(spark: SparkSession, path: str) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """Read ratings (user, item, rating, time, and the text of malformed rows), users and items."""
+    """Read ratings (user, item, rating, time), users and items, each with the text of its malformed rows."""
     names = {
         row["path"].rsplit("/", 1)[-1]
         for row in spark.read.format("binaryFile")
@@ -173,7 +178,7 @@ def _read_100k(spark: SparkSession, path: str) -> tuple[DataFrame, DataFrame, Da
     return (
         _ratings(spark, f"{path}/u.data", "\t"),
         _users(users),
-        items.select(_integer("item").alias("item"), genres.alias("genres")),
+        _first_of_each(items.select(_integer("item").alias("item"), genres.alias("genres")), "item"),
     )
 
 
@@ -183,7 +188,9 @@ def _read_1m(spark: SparkSession, path: str) -> tuple[DataFrame, DataFrame, Data
     return (
         _ratings(spark, f"{path}/ratings.dat", "::"),
         _users(users),
-        items.select(_integer("item").alias("item"), F.split("genres", r"\|").alias("genres")),
+        _first_of_each(
+            items.select(_integer("item").alias("item"), F.split("genres", r"\|").alias("genres")), "item"
+        ),
     )
 
 
@@ -194,13 +201,23 @@ def _table(spark: SparkSession, path: str, separator: str, names: list[str]) -> 
 
 
 def _users(users: DataFrame) -> DataFrame:
-    return users.select(
+    chosen = users.select(
         _integer("user").alias("user"),
         "gender",
         "occupation",
         F.floor(_integer("age") / 5).alias("age"),
         F.substring("zip", 1, 3).alias("zip"),
     )
+    return _first_of_each(chosen, "user")
+
+
+def _first_of_each(rows: DataFrame, key: str) -> DataFrame:
+    """MALFORMED for the rows whose id an earlier line has: they would multiply the ratings that they join."""
+    order = Window.partitionBy(key).orderBy("__line__")
+    again = F.col(key).isNotNull() & (F.row_number().over(order) > 1)
+    lines = rows.withColumn("__line__", F.monotonically_increasing_id())
+    text = F.concat(F.lit(f"{key} "), F.col(key).cast("string"), F.lit(" again"))
+    return lines.withColumn(MALFORMED, F.when(again, text)).drop("__line__")
 
 
 def _ratings(spark: SparkSession, path: str, separator: str) -> DataFrame:
