@@ -23,7 +23,6 @@ from deeprec_spark.training.driver_model import label_kinds
         ("mse", "regression"),
         (lambda y_true, y_pred: y_pred, "regression"),
     ],
-    ids=str,
 )
 def test_losses_say_what_labels_are(loss: Any, kind: str) -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
