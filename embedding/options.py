@@ -163,7 +163,7 @@ class DynamicDimensionOption(Serializable):
             require(
                 len(self.thresholds) == self.block_num - 1
                 and ascending
-                and all(0 < value < 2**32 for value in self.thresholds),
+                and all(0 < value < 2**30 for value in self.thresholds),
                 "thresholds must be block_num - 1 ascending frequencies.",
                 thresholds=self.thresholds,
                 block_num=self.block_num,

@@ -24,8 +24,8 @@ class CounterFilter(FilterOption):
 
     def __post_init__(self) -> None:
         require(
-            0 <= self.filter_freq < 2**32,
-            "filter_freq must be within [0, 2**32).",
+            0 <= self.filter_freq < 2**30,
+            "filter_freq must be within [0, 2**30).",
             filter_freq=self.filter_freq,
         )
 
@@ -59,10 +59,10 @@ class CBFFilter(FilterOption):
             f"counter_type must be one of {sorted(_COUNTER_BYTES)}.",
             counter_type=self.counter_type,
         )
-        limit = min(2 ** (8 * self.counter_bytes), 2**32)
+        limit = min(2 ** (8 * self.counter_bytes), 2**30)
         require(
             0 <= self.filter_freq < limit,
-            f"filter_freq must be within [0, {limit}), which {self.counter_type} counters hold.",
+            f"filter_freq must be within [0, {limit}) with {self.counter_type} counters.",
             filter_freq=self.filter_freq,
         )
         require(

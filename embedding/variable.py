@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,8 @@ from deeprec_spark.embedding.core_config import make_core
 from deeprec_spark.embedding.hashing import as_keys, unique
 from deeprec_spark.embedding.optimizers import SGD, Optimizer
 from deeprec_spark.embedding.options import EmbeddingVariableOption
+from deeprec_spark.embedding.snapshot import RowBlock as RowBlock
+from deeprec_spark.embedding.snapshot import TableSnapshot
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -26,27 +27,6 @@ NEVER_UPDATED = -1
 def seconds(now: float | None) -> int:
     """Whole seconds since the epoch, of the clock where none are given."""
     return int(time.time() if now is None else now)
-
-
-@dataclass(frozen=True)
-class RowBlock:
-    """Some rows of a table, each one consistent in itself.
-
-    `key`, `frequency` and `version` are int64 `[n]`, `value` and every slot float32 `[n, embedding_dim]` (`[n, 1]` for
-    slots that a row has once). `time` (int64 `[n]`, seconds of the last update) is None without TimeEvict, `blocks`
-    (int64 `[n]`) without a dynamic dimension.
-    """
-
-    key: Int64Array
-    frequency: Int64Array
-    version: Int64Array
-    value: Float32Array
-    slots: Mapping[str, Float32Array]
-    time: Int64Array | None = None
-    blocks: Int64Array | None = None
-
-    def __len__(self) -> int:
-        return len(self.key)
 
 
 class EmbeddingVariable:
@@ -198,13 +178,24 @@ class EmbeddingVariable:
         present: npt.NDArray[np.bool_] = self._core.contains(as_keys(keys))
         return present
 
-    def record_tombstones(self, on: bool = True) -> None:
-        """From now on remember the keys whose rows are erased or evicted, for `take_tombstones`."""
-        self._core.record_tombstones(on)
+    def snapshot(self, changed_only: bool = False) -> TableSnapshot:
+        """Fix the table's content as of now, to be read while training goes on; copies nothing.
 
-    def take_tombstones(self) -> Int64Array:
-        """The keys removed since the last call, sorted by bucket; one that came back since is listed too."""
-        return self._core.take_tombstones()
+        Args:
+            changed_only: only what changed (looked up in training, updated, set, imported, grown, removed) since the
+                last snapshot, or since `mark_saved`, or ever. A ValueError says that this cannot be had: the table was
+                cleared, or more was removed than is left.
+
+        A RuntimeError says that another snapshot of the table is not closed.
+        """
+        try:
+            return TableSnapshot(self._core, changed_only)
+        except (RuntimeError, ValueError) as error:
+            raise type(error)(f"{error} Received: table={self.name!r}") from None
+
+    def mark_saved(self) -> None:
+        """What the table holds now counts as saved: only later changes are in the next snapshot of changes."""
+        self._core.mark_saved()
 
     def refresh_ranks(self) -> None:
         """Take in the frequencies of a dynamic dimension under the rank rule, and find its thresholds anew."""

@@ -1,4 +1,4 @@
-"""TimeEvict, L2WeightEvict, combinations, triggers and tombstones; GlobalStepEvict is with the variable."""
+"""TimeEvict, L2WeightEvict, combinations and triggers; GlobalStepEvict is with the variable."""
 
 from __future__ import annotations
 
@@ -98,19 +98,6 @@ def test_times_survive_a_checkpoint(tmp_path: Path) -> None:
     again.restore(str(tmp_path))
     assert again.table("t").evict(2, now=5e9 + 60).tolist() == []
     assert again.table("t").evict(2, now=5e9 + 61).tolist() == [1]
-
-
-def test_tombstones_name_every_row_that_went() -> None:
-    """Deltas without tombstones create evicted rows again."""
-    table = _table(GlobalStepEvict(2))
-    _touch(table, [1, 2, 3], 1)
-    assert table.erase([1]) == 1
-    assert table.take_tombstones().tolist() == []  # not recorded
-    table.record_tombstones()
-    table.erase([2, 99])
-    table.evict(10)
-    assert sorted(table.take_tombstones()) == [2, 3]
-    assert table.take_tombstones().tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -172,4 +172,5 @@ PYBIND11_MODULE(_core, module) {
            py::arg("step"), py::arg("updates"), py::arg("learning_rate"));
 
   BindTable(module);
+  BindSnapshot(module);
 }

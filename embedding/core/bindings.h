@@ -13,6 +13,7 @@
 
 #include "batch.h"
 #include "memory.h"
+#include "table.h"
 
 namespace py = pybind11;
 
@@ -68,7 +69,11 @@ inline py::array_t<float> NewRows(size_t n, size_t dim) {
   return NewArray<float>({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(dim)});
 }
 
-// Defines the class Table.
+// New arrays for `n` rows of a table, in a dict by column (slots in a dict of their own).
+RowColumns NewColumns(const Table& table, size_t n, py::dict* arrays);
+
+// Define the classes Table and Snapshot.
 void BindTable(py::module_& module);
+void BindSnapshot(py::module_& module);
 
 }  // namespace deeprec

@@ -3,34 +3,39 @@
 #include "table.h"
 
 namespace deeprec {
-namespace {
 
-py::dict ExportRows(Table& table, const Keys64& keys) {
-  const KeySpan span = Span(keys);
-  const auto n = static_cast<py::ssize_t>(span.n);
-  py::dict result;
-  auto present = NewArray<bool>({n});
-  result["present"] = present;
+RowColumns NewColumns(const Table& table, size_t n, py::dict* arrays) {
   RowColumns columns;
   const auto integers = [&](const char* name) {
-    auto column = NewArray<int64_t>({n});
-    result[name] = column;
+    auto column = NewArray<int64_t>({static_cast<py::ssize_t>(n)});
+    (*arrays)[name] = column;
     return column.mutable_data();
   };
   columns.frequency = integers("frequency");
   columns.version = integers("version");
   if (table.has_time()) columns.time = integers("time");
   if (table.has_blocks()) columns.blocks = integers("blocks");
-  auto value = NewRows(span.n, table.dim());
-  result["value"] = value;
+  auto value = NewRows(n, table.dim());
+  (*arrays)["value"] = value;
   columns.value = value.mutable_data();
   py::dict slots;
   for (size_t s = 0; s < table.optimizer().slots().size(); ++s) {
-    auto slot = NewRows(span.n, table.slot_width(s));
+    auto slot = NewRows(n, table.slot_width(s));
     columns.slots.push_back(slot.mutable_data());
     slots[table.optimizer().slots()[s].name.c_str()] = slot;
   }
-  result["slots"] = slots;
+  (*arrays)["slots"] = slots;
+  return columns;
+}
+
+namespace {
+
+py::dict ExportRows(Table& table, const Keys64& keys) {
+  const KeySpan span = Span(keys);
+  py::dict result;
+  auto present = NewArray<bool>({static_cast<py::ssize_t>(span.n)});
+  result["present"] = present;
+  const RowColumns columns = NewColumns(table, span.n, &result);
   auto* flags = reinterpret_cast<uint8_t*>(present.mutable_data());
   py::gil_scoped_release release;
   table.Export(span, flags, columns);
@@ -236,16 +241,7 @@ void BindTable(py::module_& module) {
           py::arg("keys").noconvert())
       .def("refresh_ranks", &Table::RefreshRanks, py::call_guard<py::gil_scoped_release>())
       .def("maintain", &Table::Maintain, py::call_guard<py::gil_scoped_release>())
-      .def("record_tombstones", &Table::RecordTombstones, py::arg("on"))
-      .def("take_tombstones",
-           [](Table& table) {
-             std::vector<int64_t> keys;
-             {
-               py::gil_scoped_release release;
-               keys = table.TakeTombstones();
-             }
-             return ToArray(keys);
-           })
+      .def("mark_saved", &Table::MarkSaved, py::call_guard<py::gil_scoped_release>())
       .def("export_bloom", &ExportBloom, py::arg("first"), py::arg("last"))
       .def("import_bloom", &ImportBloom, py::arg("bucket"), py::arg("counters"))
       .def("clear", &Table::Clear, py::call_guard<py::gil_scoped_release>())

@@ -24,13 +24,23 @@ namespace deeprec {
 // States of an entry; from kFirstRow on, the entry owns the row `state - kFirstRow` of its shard.
 enum : uint32_t { kEmpty = 0, kDeleted = 1, kFiltered = 2, kFirstRow = 3 };
 
+// The largest count of occurrences: the two bits above it are flags.
+constexpr uint32_t kMaxFrequency = (1u << 30) - 1;
+constexpr uint32_t kPending = 1u << 30;  // belongs to the running snapshot, which has not read it yet
+constexpr uint32_t kChanged = 1u << 31;  // made or changed since the last snapshot
+
 struct Entry {
   uint64_t hash;
   uint32_t state;
-  uint32_t frequency;
+  uint32_t word;  // flags above the frequency
 
   bool has_row() const { return state >= kFirstRow; }
   bool live() const { return state >= kFiltered; }
+  bool pending() const { return (word & kPending) != 0; }
+  uint32_t frequency() const { return word & kMaxFrequency; }
+  void set_frequency(uint32_t frequency) {
+    word = (word & ~kMaxFrequency) | (frequency < kMaxFrequency ? frequency : kMaxFrequency);
+  }
 };
 static_assert(sizeof(Entry) == 16, "four entries fill a cache line");
 
@@ -63,14 +73,15 @@ class Index {
     }
   }
 
-  // Adds a hash that is not there; the caller sets the state (a live one). Invalidates entry pointers.
+  // Adds a hash that is not there; the caller sets the state (a live one). It counts as changed. Invalidates entry
+  // pointers.
   Entry* Insert(uint64_t hash) {
     if (used_ + 1 > limit_) Rehash(live_ + 1);
     Entry* entry = FindFree(hash);
     if (entry->state == kEmpty) ++used_;
     ++live_;
     entry->hash = hash;
-    entry->frequency = 0;
+    entry->word = kChanged;
     return entry;
   }
 

@@ -169,7 +169,8 @@ void Table::FreeRow(Shard& shard, const Entry& entry) {
 }
 
 void Table::RemoveEntry(Shard& shard, Entry* entry) {
-  if (record_tombstones_.load(std::memory_order_relaxed) && entry->has_row()) shard.tombstones.push_back(entry->hash);
+  if (entry->pending()) Preserve(shard, *entry);
+  if (tracks_.load(std::memory_order_relaxed)) AddTombstone(shard, entry->hash);
   if (entry->has_row()) {
     FreeRow(shard, *entry);
   } else {
@@ -185,14 +186,14 @@ size_t Table::WantedClass(const Entry& entry, const int64_t* meta) const {
     std::memcpy(&packed, meta + rank_word_, sizeof(packed));
     const auto last = static_cast<uint32_t>(packed);
     const double decay = config_.block.decay;
-    const double estimate = (decay * RankFrequency(packed) + (1 - decay) * (entry.frequency - last)) /
+    const double estimate = (decay * RankFrequency(packed) + (1 - decay) * (entry.frequency() - last)) /
                             rank_correction_.load(std::memory_order_relaxed);
     while (wanted < rank_thresholds_.size() && estimate >= rank_thresholds_[wanted].load(std::memory_order_relaxed)) {
       ++wanted;
     }
   } else {
     const auto& thresholds = config_.block.thresholds;
-    while (wanted < thresholds.size() && entry.frequency >= thresholds[wanted]) ++wanted;
+    while (wanted < thresholds.size() && entry.frequency() >= thresholds[wanted]) ++wanted;
   }
   return wanted;
 }

@@ -22,6 +22,7 @@
 #include "layout.h"
 #include "optimizer.h"
 #include "rows.h"
+#include "shard_snapshot.h"
 #include "tier.h"
 
 namespace deeprec {
@@ -124,9 +125,9 @@ class Table {
   void Clear();
   // By rank: takes in the occurrences since the last call and finds new thresholds.
   void RefreshRanks();
-  // Keys removed by Erase and Evict since the last call, if recorded. A key that came back is listed too.
-  void RecordTombstones(bool on);
-  std::vector<int64_t> TakeTombstones();
+  // What the table holds now counts as saved: only later changes and removals are in the next snapshot of changes.
+  // Throws std::runtime_error while a snapshot is running.
+  void MarkSaved();
 
   // Moves rows down until every tier has some room, and compacts logs; the background thread's work. Returns whether
   // anything was done; throws the first error of a shard after all had their turn.
@@ -149,12 +150,17 @@ class Table {
   TableStats Stats() const;
 
  private:
+  friend class Snapshot;
+
   struct alignas(64) Shard {
     mutable std::shared_mutex mutex;
     Index index;
     std::vector<RowSlabs> slabs;  // of the first tier, by class
     std::vector<std::unique_ptr<TierStore>> lower;
+    ShardSnapshot snapshot;
+    // Keys removed since the last snapshot, while changes are tracked; with repeats, and some may be back.
     std::vector<uint64_t> tombstones;
+    bool tombstones_lost = false;  // there were too many to keep: the next snapshot must be full
     int64_t filtered = 0, admitted = 0, evicted = 0, dropped = 0, promoted = 0, demoted = 0;
     int64_t clock = 0;            // of accesses, for LRU
     uint32_t cold_frequency = 0;  // LFU: rows that frequent were moved down last
@@ -199,6 +205,17 @@ class Table {
   uint32_t AllocateTop(Shard& shard, size_t row_class);
   void FreeRow(Shard& shard, const Entry& entry);
   void RemoveEntry(Shard& shard, Entry* entry);
+  // Before anything of an entry changes, its row or its count: marks it, and copies what a running snapshot has not
+  // read yet. The same for the Bloom counters of a bucket.
+  void Changing(Shard& shard, Entry* entry);
+  void MarkChanged(Shard& shard, Entry* entry);
+  void Preserve(Shard& shard, const Entry& entry);
+  void BloomChanging(Shard& shard, int bucket);
+  void PreserveBloom(Shard& shard, int bucket);
+  static void AddTombstone(Shard& shard, uint64_t hash);
+  // Fills element `to` of the columns.
+  void FillColumns(const RowView& view, size_t row_class, uint32_t frequency, size_t to,
+                   const RowColumns& columns) const;
   Row TopRow(const Shard& shard, const Entry& entry) const;
   // The row in the first tier, moved there if need be.
   Row Resident(Shard& shard, Entry* entry);
@@ -239,7 +256,8 @@ class Table {
   std::unique_ptr<CountingBloom> bloom_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> updates_{0}, calls_{0};
-  std::atomic<bool> record_tombstones_{false};
+  std::atomic<bool> tracks_{false};    // removals, since the first snapshot
+  std::atomic<bool> snapshot_{false};  // one is running
   mutable std::mutex error_mutex_;
   std::string background_error_;
   // By rank: thresholds of the decayed frequency for blocks 2, 3, ..., and 1 - decay^t.

@@ -41,11 +41,12 @@ Scratch& ThreadScratch() {
 
 Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, int64_t call) {
   using Kind = AdmissionConfig::Kind;
+  if (entry != nullptr) Changing(shard, entry);
   if (entry != nullptr && entry->has_row()) {
-    entry->frequency = AddSaturated(entry->frequency, item.count);
+    entry->set_frequency(AddSaturated(entry->frequency(), item.count));
     return entry;
   }
-  uint32_t frequency = AddSaturated(entry == nullptr ? 0 : entry->frequency, item.count);
+  uint32_t frequency = AddSaturated(entry == nullptr ? 0 : entry->frequency(), item.count);
   bool admitted = true;
   switch (config_.admission.kind) {
     case Kind::kAll:
@@ -59,6 +60,7 @@ Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, int64_t call) 
       }
       break;
     case Kind::kBloom:
+      BloomChanging(shard, BucketOf(item.hash));
       frequency = bloom_->Add(item.hash, item.count);
       admitted = frequency >= config_.admission.threshold;
       break;
@@ -67,7 +69,7 @@ Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, int64_t call) 
       break;
   }
   if (admitted) entry = MakeRow(shard, entry, item.hash, 0);
-  if (entry != nullptr) entry->frequency = frequency;
+  if (entry != nullptr) entry->set_frequency(frequency);
   return entry;
 }
 
@@ -214,6 +216,7 @@ bool Table::Apply(int shard_index, const Item* items, size_t n, const float* gra
       ++shard.dropped;
       continue;
     }
+    Changing(shard, entry);
     const float* gradient = gradients + item.position * dim;
     if (scratch.next[head] != kNone) {
       std::copy(gradient, gradient + dim, scratch.sum.begin());

@@ -37,9 +37,10 @@ inline void CopyRow(float* to, const float* from, size_t dim) {
   }
 }
 
-inline uint32_t AddSaturated(uint32_t a, uint32_t b) {
-  const uint32_t room = std::numeric_limits<uint32_t>::max() - a;
-  return a + (b < room ? b : room);
+// Adds to a frequency.
+inline uint32_t AddSaturated(uint32_t frequency, uint32_t count) {
+  const uint32_t room = kMaxFrequency - frequency;
+  return frequency + (count < room ? count : room);
 }
 
 // Takes the lock, waiting only where asked to.
@@ -74,6 +75,14 @@ inline uint64_t PackRank(float frequency, uint32_t taken_in) {
   uint32_t bits;
   std::memcpy(&bits, &frequency, sizeof(bits));
   return static_cast<uint64_t>(bits) << 32 | taken_in;
+}
+
+inline void Table::Changing(Shard& shard, Entry* entry) {
+  if ((entry->word & (kChanged | kPending)) != kChanged) MarkChanged(shard, entry);
+}
+
+inline void Table::BloomChanging(Shard& shard, int bucket) {
+  if ((shard.snapshot.bloom_pending >> (bucket / kShards) & 1) != 0) PreserveBloom(shard, bucket);
 }
 
 template <class Work>

@@ -2,19 +2,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bucket_order.h"
 #include "table_internal.h"
 #include "thread_pool.h"
 
 namespace deeprec {
 namespace {
-
-std::vector<int64_t> SortedKeys(std::vector<uint64_t>* hashes) {
-  std::sort(hashes->begin(), hashes->end());
-  std::vector<int64_t> keys(hashes->size());
-  std::transform(hashes->begin(), hashes->end(), keys.begin(),
-                 [](uint64_t hash) { return static_cast<int64_t>(Unmix64(hash)); });
-  return keys;
-}
 
 double Norm(const std::vector<float>& values) {
   double square = 0;
@@ -29,12 +22,13 @@ void Table::Upsert(const KeySpan& keys, const float* values) {
     for (size_t i = 0; i < n; ++i) {
       Entry* entry = shard.index.Find(items[i].hash);
       const size_t full = classes_.size() - 1;
+      if (entry != nullptr) Changing(shard, entry);
       if (entry == nullptr || !entry->has_row()) {
         entry = MakeRow(shard, entry, items[i].hash, full);
       } else if (Unpack(entry->state).row_class != full) {
         GrowTo(shard, entry, full);
       }
-      entry->frequency = std::max(entry->frequency, config_.admission.threshold);
+      entry->set_frequency(std::max(entry->frequency(), config_.admission.threshold));
       WriteValue(Resident(shard, entry), values + items[i].position * config_.dim);
     }
   });
@@ -84,20 +78,25 @@ std::vector<int64_t> Table::Evict(int64_t step, int64_t now) {
     });
     // A row that was never updated starts to age now. Moving it up may move others down, so not while scanning.
     for (Entry* entry : stamp) {
+      Changing(shard, entry);
       const Row row = Resident(shard, entry);
       if (rules.steps_to_live >= 0 && row.meta[0] == kNeverUpdated) row.meta[0] = step;
       if (rules.seconds_to_live >= 0 && row.meta[time_word_] == 0) row.meta[time_word_] = now;
     }
     shard.evicted += static_cast<int64_t>(evicted[s].size());
   });
-  std::vector<uint64_t> all;
-  for (const auto& part : evicted) all.insert(all.end(), part.begin(), part.end());
-  return SortedKeys(&all);
+  std::vector<int64_t> keys;
+  for (const uint64_t hash : InBucketOrder(&evicted)) keys.push_back(static_cast<int64_t>(Unmix64(hash)));
+  return keys;
 }
 
 void Table::Clear() {
   for (auto& shard : shards_) {
     std::unique_lock<std::shared_mutex> lock(shard->mutex);
+    shard->index.ForEach([&](const Entry* entry) {
+      if (entry->pending()) Preserve(*shard, *entry);
+    });
+    shard->tombstones_lost = tracks_.load();
     shard->index.Clear();
     for (RowSlabs& slab : shard->slabs) slab.Clear();
     for (auto& tier : shard->lower) tier->Clear();
@@ -106,16 +105,20 @@ void Table::Clear() {
   }
   if (bloom_) {
     for (int bucket = 0; bucket < kNumBuckets; ++bucket) {
-      std::unique_lock<std::shared_mutex> lock(shards_[bucket & (kShards - 1)]->mutex);
+      Shard& shard = *shards_[bucket & (kShards - 1)];
+      std::unique_lock<std::shared_mutex> lock(shard.mutex);
+      BloomChanging(shard, bucket);
       std::fill(bloom_->bucket_data(bucket), bloom_->bucket_data(bucket) + bloom_->bucket_bytes(), 0);
     }
   }
 }
 
 void Table::CopyBloom(int bucket, char* counters, bool in) {
-  std::unique_lock<std::shared_mutex> lock(shards_[bucket & (kShards - 1)]->mutex);
+  Shard& shard = *shards_[bucket & (kShards - 1)];
+  std::unique_lock<std::shared_mutex> lock(shard.mutex);
   char* data = bloom_->bucket_data(bucket);
   if (in) {
+    BloomChanging(shard, bucket);
     std::memcpy(data, counters, bloom_->bucket_bytes());
   } else {
     std::memcpy(counters, data, bloom_->bucket_bytes());
@@ -138,9 +141,9 @@ void Table::RefreshRanks() {
     for (Entry* entry : entries) {
       const Row row = Resident(*shard, entry);
       auto packed = static_cast<uint64_t>(row.meta[rank_word_]);
-      const uint32_t fresh = entry->frequency - static_cast<uint32_t>(packed);
+      const uint32_t fresh = entry->frequency() - static_cast<uint32_t>(packed);
       const auto taken = static_cast<float>(decay * RankFrequency(packed) + (1 - decay) * fresh);
-      row.meta[rank_word_] = static_cast<int64_t>(PackRank(taken, entry->frequency));
+      row.meta[rank_word_] = static_cast<int64_t>(PackRank(taken, entry->frequency()));
       if (taken > 1e-6f) frequencies.push_back(taken);
     }
   }
@@ -157,46 +160,36 @@ void Table::RefreshRanks() {
   rank_correction_.store(static_cast<float>(1 - std::pow(decay, static_cast<double>(rank_updates_ + 1))));
 }
 
-void Table::RecordTombstones(bool on) { record_tombstones_.store(on); }
-
-std::vector<int64_t> Table::TakeTombstones() {
-  std::vector<uint64_t> all;
-  for (auto& shard : shards_) {
-    std::unique_lock<std::shared_mutex> lock(shard->mutex);
-    all.insert(all.end(), shard->tombstones.begin(), shard->tombstones.end());
-    shard->tombstones.clear();
-    shard->tombstones.shrink_to_fit();
-  }
-  std::sort(all.begin(), all.end());
-  all.erase(std::unique(all.begin(), all.end()), all.end());
-  return SortedKeys(&all);
+void Table::Keys(std::vector<int64_t>* rows, std::vector<int64_t>* filtered, std::vector<int64_t>* counts) {
+  std::vector<std::vector<HashedCount>> with_row(kShards), without_row(kShards);
+  ParallelFor(kShards, [&](size_t s) {
+    std::shared_lock<std::shared_mutex> lock(shards_[s]->mutex);
+    shards_[s]->index.ForEach([&](const Entry* entry) {
+      (entry->has_row() ? with_row : without_row)[s].push_back({entry->hash, entry->frequency()});
+    });
+  });
+  SplitCounts(InBucketOrder(&with_row), rows, nullptr);
+  SplitCounts(InBucketOrder(&without_row), filtered, counts);
 }
 
-void Table::Keys(std::vector<int64_t>* rows, std::vector<int64_t>* filtered, std::vector<int64_t>* counts) {
-  std::vector<uint64_t> with_row;
-  std::vector<std::pair<uint64_t, uint32_t>> without_row;
-  for (auto& shard : shards_) {
-    std::shared_lock<std::shared_mutex> lock(shard->mutex);
-    shard->index.ForEach([&](const Entry* entry) {
-      if (entry->has_row()) {
-        with_row.push_back(entry->hash);
-      } else {
-        without_row.emplace_back(entry->hash, entry->frequency);
-      }
-    });
-  }
-  *rows = SortedKeys(&with_row);
-  std::sort(without_row.begin(), without_row.end());
-  filtered->clear();
-  counts->clear();
-  for (const auto& [hash, count] : without_row) {
-    filtered->push_back(static_cast<int64_t>(Unmix64(hash)));
-    counts->push_back(count);
+void Table::FillColumns(const RowView& view, size_t row_class, uint32_t frequency, size_t to,
+                        const RowColumns& columns) const {
+  const RowLayout& layout = classes_[row_class];
+  if (columns.frequency != nullptr) columns.frequency[to] = frequency;
+  if (columns.version != nullptr) columns.version[to] = view.meta[0];
+  if (columns.time != nullptr && time_word_ >= 0) columns.time[to] = view.meta[time_word_];
+  if (columns.blocks != nullptr) columns.blocks[to] = static_cast<int64_t>(row_class) + 1;
+  if (columns.value != nullptr) ReadValue(layout, view.cell, columns.value + to * config_.dim);
+  for (size_t s = 0; s < columns.slots.size(); ++s) {
+    const size_t width = slot_width(s);
+    float* slot = columns.slots[s] + to * width;
+    const float* from = reinterpret_cast<const float*>(view.cell) + layout.slot_offsets[s];
+    CopyRow(slot, from, layout.slot_widths[s]);
+    std::fill(slot + layout.slot_widths[s], slot + width, config_.optimizer.slots()[s].initial);
   }
 }
 
 void Table::Export(const KeySpan& keys, uint8_t* present, const RowColumns& columns) {
-  const size_t dim = config_.dim;
   ForEachGroup(GroupByShard({keys}), [&](size_t, int shard_index, const Item* items, size_t n, bool wait) {
     Shard& shard = *shards_[shard_index];
     std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
@@ -208,20 +201,7 @@ void Table::Export(const KeySpan& keys, uint8_t* present, const RowColumns& colu
       present[to] = entry != nullptr && entry->has_row();
       if (!present[to]) continue;
       const size_t row_class = Unpack(entry->state).row_class;
-      const RowLayout& layout = classes_[row_class];
-      const RowView view = Peek(shard, *entry, &scratch);
-      if (columns.frequency != nullptr) columns.frequency[to] = entry->frequency;
-      if (columns.version != nullptr) columns.version[to] = view.meta[0];
-      if (columns.time != nullptr && time_word_ >= 0) columns.time[to] = view.meta[time_word_];
-      if (columns.blocks != nullptr) columns.blocks[to] = static_cast<int64_t>(row_class) + 1;
-      if (columns.value != nullptr) ReadValue(layout, view.cell, columns.value + to * dim);
-      for (size_t s = 0; s < columns.slots.size(); ++s) {
-        const size_t width = slot_width(s);
-        float* slot = columns.slots[s] + to * width;
-        const float* from = reinterpret_cast<const float*>(view.cell) + layout.slot_offsets[s];
-        CopyRow(slot, from, layout.slot_widths[s]);
-        std::fill(slot + layout.slot_widths[s], slot + width, config_.optimizer.slots()[s].initial);
-      }
+      FillColumns(Peek(shard, *entry, &scratch), row_class, entry->frequency(), to, columns);
     }
     return true;
   });
@@ -236,17 +216,19 @@ void Table::Import(const KeySpan& keys, const RowColumns& columns) {
       const size_t row_class =
           columns.blocks == nullptr ? last : std::min<size_t>(last, static_cast<size_t>(columns.blocks[from] - 1));
       Entry* entry = shard.index.Find(items[i].hash);
+      if (entry != nullptr) Changing(shard, entry);
       if (entry != nullptr && entry->has_row() && Unpack(entry->state).row_class != row_class) {
         RemoveEntry(shard, entry);
         entry = nullptr;
       }
       if (entry == nullptr || !entry->has_row()) entry = MakeRow(shard, entry, items[i].hash, row_class);
-      const int64_t frequency = std::clamp<int64_t>(columns.frequency[from], 0, std::numeric_limits<uint32_t>::max());
+      const int64_t frequency = std::clamp<int64_t>(columns.frequency[from], 0, kMaxFrequency);
       // A row that was admitted once stays admitted, also under a higher threshold.
-      entry->frequency = std::max(static_cast<uint32_t>(frequency), config_.admission.threshold);
+      entry->set_frequency(std::max(static_cast<uint32_t>(frequency), config_.admission.threshold));
       const Row row = Resident(shard, entry);
       row.meta[0] = columns.version[from];
       if (time_word_ >= 0) row.meta[time_word_] = columns.time == nullptr ? 0 : columns.time[from];
+      if (rank_word_ >= 0) row.meta[rank_word_] = 0;  // as in a new row
       WriteValue(row, columns.value + from * dim);
       for (size_t s = 0; s < slot_count_; ++s) {
         CopyRow(row.slot(s), columns.slots[s] + from * slot_width(s), row.layout->slot_widths[s]);
@@ -259,6 +241,7 @@ void Table::ImportFiltered(const KeySpan& keys) {
   ForEachShardOf(keys, [&](Shard& shard, const Item* items, size_t n) {
     for (size_t i = 0; i < n; ++i) {
       if (bloom_) {
+        BloomChanging(shard, BucketOf(items[i].hash));
         bloom_->Add(items[i].hash, items[i].count);
         continue;
       }
@@ -268,7 +251,9 @@ void Table::ImportFiltered(const KeySpan& keys) {
         entry->state = kFiltered;
         ++shard.filtered;
       }
-      if (!entry->has_row()) entry->frequency = items[i].count;
+      if (entry->has_row()) continue;
+      Changing(shard, entry);
+      entry->set_frequency(items[i].count);
     }
   });
 }

@@ -85,8 +85,8 @@ RowView Table::ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch
   // equally frequent ones the more recent deserves the place; every 16th hit claims it, which follows a change of load
   // without moving rows all the time.
   const bool deserves =
-      at.tier == 0 || config_.lru || entry->frequency > shard.cold_frequency ||
-      (entry->frequency == shard.cold_frequency && ++shard.clock % 16 == 0) ||
+      at.tier == 0 || config_.lru || entry->frequency() > shard.cold_frequency ||
+      (entry->frequency() == shard.cold_frequency && ++shard.clock % 16 == 0) ||
       shard.FirstTierBytes() + shard.slabs[at.row_class].RowBytes() <= shard_limit_ - shard_limit_ / 8;
   if (at.tier == 0 && !config_.lru) {
     // Accesses only break ties of frequencies; updates and moves note them.
@@ -133,7 +133,7 @@ void Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {
   shard.index.ForEach([&](Entry* entry) {
     if (!entry->has_row() || Unpack(entry->state).tier != tier) return;
     const auto access = static_cast<uint64_t>(Peek(shard, *entry, &scratch).meta[access_word_]);
-    victims.push_back(config_.lru ? Victim{access, 0, entry} : Victim{entry->frequency, access, entry});
+    victims.push_back(config_.lru ? Victim{access, 0, entry} : Victim{entry->frequency(), access, entry});
   });
   const size_t smallest = shard.slabs[0].RowBytes();
   const size_t wanted = std::min(victims.size(), bytes / smallest + 1);
@@ -169,7 +169,7 @@ void Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {
     entry->state = Pack(tier + 1, at.row_class, place);
     freed += shard.slabs[at.row_class].RowBytes();
     ++shard.demoted;
-    if (tier == 0) shard.cold_frequency = std::max(shard.cold_frequency, entry->frequency);
+    if (tier == 0) shard.cold_frequency = std::max(shard.cold_frequency, entry->frequency());
   }
 }
 
