@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,27 @@ import numpy.typing as npt
 
 import deeprec_spark.embedding._core as _core
 from deeprec_spark.embedding.dense import DenseVector, dense_range
+from deeprec_spark.embedding.filesystem import redacted
 from deeprec_spark.embedding.hashing import as_keys
+from deeprec_spark.embedding.local_snapshot import (
+    DenseState,
+    StoreSnapshot,
+    TableRestore,
+    read_chain,
+    restore_tables,
+)
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import (
     CheckpointFile,
     PullReply,
     PullRequest,
     PushRequest,
+    SaveBaseError,
     TableSpec,
 )
-from deeprec_spark.embedding.table_files import (
-    hashing_file,
-    read_table,
-    read_vector,
-    write_table,
-    write_vector,
-)
+from deeprec_spark.embedding.table_chain import TableChain, read_vector
 from deeprec_spark.embedding.variable import EmbeddingVariable, lookup_tables, seconds
+from deeprec_spark.embedding.warm_start import WarmStart
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -65,6 +68,9 @@ class LocalStore:
         self._dense_total = 0
         self._state_total = 0
         self._step = 0
+        self._snapshots: dict[str, StoreSnapshot] = {}
+        # The snapshot that a next one may build on: the last one written or restored.
+        self._saved: str | None = None
         self._lock = threading.Lock()
 
     @property
@@ -173,57 +179,122 @@ class LocalStore:
         """Run each table's eviction policy at the present step; returns the rows evicted by table."""
         return {name: len(table.evict(self._step)) for name, table in list(self._tables.items())}
 
+    def snapshot(self, save_id: str, base: str | None = None) -> None:
+        """Fix the state of this moment for `write_snapshot`; eviction policies run first.
+
+        Raises:
+            SaveBaseError: `base` is not the last snapshot that was written or restored.
+            ValueError: a snapshot of this id is there.
+        """
+        with self._lock:
+            step = self._step
+            if save_id in self._snapshots:
+                raise ValueError(f"There is a snapshot of this id already. Received: save_id={save_id!r}")
+            if base is not None and base != self._saved:
+                raise SaveBaseError(
+                    "The store does not know what changed since that checkpoint: save a full one. "
+                    f"Received: base={base!r}, last snapshot written or restored={self._saved!r}"
+                )
+        fixed = StoreSnapshot(save_id, base, step, self.shard_index, self.num_shards)
+        # Until it is written nobody can build on what comes before it or on it.
+        self._saved = None
+        try:
+            for name, table in list(self._tables.items()):
+                if table.option.evict_options:
+                    table.evict(step)
+                fixed.add_table(self._specs[name], table)
+            fixed.dense = self._dense_state()
+        except BaseException:
+            fixed.close()
+            raise
+        with self._lock:
+            self._snapshots[save_id] = fixed
+
+    def write_snapshot(self, save_id: str, directory: str) -> list[CheckpointFile]:
+        """Write a snapshot below a path or URI, two tables at a time; returns the files.
+
+        Raises:
+            ValueError: there is no such snapshot.
+            OSError: a file cannot be written; the snapshot is given up.
+        """
+        with self._lock:
+            fixed = self._snapshots.pop(save_id, None)
+        if fixed is None:
+            raise ValueError(f"There is no such snapshot. Received: save_id={save_id!r}")
+        try:
+            files = fixed.write(directory)
+        finally:
+            fixed.close()
+        self._saved = save_id
+        return files
+
+    def drop_snapshot(self, save_id: str) -> None:
+        """Give a snapshot up; unknown ids are ignored."""
+        with self._lock:
+            fixed = self._snapshots.pop(save_id, None)
+        if fixed is not None:
+            fixed.close()
+
     def save(self, directory: str) -> list[CheckpointFile]:
-        """Write tables, dense parameters, slots and the step below `directory`; returns the files.
+        """Write tables, dense parameters, slots and the step below a path or URI; returns the files.
 
         Eviction policies run first.
         """
-        root = Path(directory)
-        root.mkdir(parents=True, exist_ok=True)
-        with self._lock:
-            step = self._step
-        files = []
-        for name, table in list(self._tables.items()):
-            if table.option.evict_options:
-                table.evict(step)
-            files += write_table(root, self._specs[name], table, shard_index=self.shard_index, step=step)
-        if self._dense is not None:
-            files += self._save_dense(root)
-        info = {"step": step, "shard_index": self.shard_index, "num_shards": self.num_shards}
-        name = f"store-{self.shard_index:05d}.json"
-        with hashing_file(root / name) as sink:
-            sink.write(json.dumps({**info, "tables": sorted(self._tables)}).encode())
-        files.append(CheckpointFile(name, None, 0, sink.num_bytes, sink.sha256.hexdigest()))
-        return files
+        save_id = uuid.uuid4().hex
+        self.snapshot(save_id)
+        return self.write_snapshot(save_id, directory)
 
-    def restore(self, directory: str) -> None:
-        """Read back this shard's part of what any number of shards saved.
+    def restore(
+        self, chain: Sequence[str], save_id: str | None = None, warm_start: WarmStart | None = None
+    ) -> None:
+        """Read back this shard's part of what any number of shards saved: a full checkpoint, then incremental ones.
 
         The tables and the dense vector must have been created; a ValueError names what the checkpoint lacks or has
-        otherwise. What the store held before is replaced.
+        otherwise, and then nothing has changed. What the store held before is replaced.
+
+        Args:
+            chain: directories, paths or URIs; a single one may be given as it is.
+            save_id: of the last one; the next snapshot may build on it.
+            warm_start: take only a part; the store's step then stays, and nothing can be built on this.
         """
-        root = Path(directory)
-        infos = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(root.glob("store-*.json"))]
-        if not infos or len(infos) != infos[0]["num_shards"]:
-            wanted = infos[0]["num_shards"] if infos else "at least 1"
+        chain = [chain] if isinstance(chain, str) else list(chain)
+        saved = read_chain(chain)
+        last = saved[-1]
+        warm = warm_start or WarmStart(last.directory)
+        if save_id is not None and last.save_id not in (None, save_id):
             raise ValueError(
-                f"The checkpoint is not complete: it needs {wanted} store-*.json files. "
-                f"Received: {len(infos)} in {directory}"
+                "The checkpoint was saved under another id than its manifest says. "
+                f"Received: {last.save_id!r} in {redacted(last.directory)}, save_id={save_id!r}"
             )
-        saved = set(infos[0]["tables"])
-        if saved != set(self._tables):
+        if warm_start is None and last.tables != set(self._tables):
             raise ValueError(
                 "The checkpoint is of another model: its tables differ. "
-                f"Received: {sorted(saved)} in the checkpoint, {sorted(self._tables)} in the store"
+                f"Received: {sorted(last.tables)} in the checkpoint, {sorted(self._tables)} in the store"
             )
-        for name, table in self._tables.items():
-            read_table(
-                root, self._specs[name], table, shard_index=self.shard_index, num_shards=self.num_shards
-            )
-        if self._dense is not None:
-            self._restore_dense(root, self._dense)
+        tables = [
+            TableRestore(self._specs[ours], self._tables[ours], TableChain(chain, theirs), warm.values_only)
+            for ours, theirs in warm.sources(last.tables, self._tables).items()
+        ]
+        dense = None
+        if self._dense is not None and warm.dense:
+            dense = self._read_dense(last.directory, self._dense, warm.values_only)
+        for held in list(self._snapshots):
+            self.drop_snapshot(held)
+        self._saved = None
+        restore_tables(tables, self.shard_index, self.num_shards)
+        if dense is not None and self._dense is not None:
+            values, slots, updates, state = dense
+            self._dense.restore(values, slots, updates)
+            with self._lock:
+                self._state = state
+        if warm_start is not None:
+            return
         with self._lock:
-            self._step = max(int(info["step"]) for info in infos)
+            self._step = last.step
+        if save_id is not None and all(part.same_layout for part in tables):
+            for part in tables:
+                part.table.mark_saved()
+            self._saved = save_id
 
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
         """Counters of each table; see `EmbeddingVariable.stats`."""
@@ -231,6 +302,8 @@ class LocalStore:
 
     def close(self) -> None:
         """Free all memory; the store is empty afterwards."""
+        for save_id in list(self._snapshots):
+            self.drop_snapshot(save_id)
         with self._lock:
             self._tables.clear()
             self._specs.clear()
@@ -252,37 +325,34 @@ class LocalStore:
         with self._lock:
             state += delta
 
-    def _save_dense(self, root: Path) -> list[CheckpointFile]:
+    def _dense_state(self) -> DenseState | None:
+        if self._dense is None:
+            return None
         vector, weights = self._require_dense()
         values, slots, updates = vector.state()
-        start, _ = dense_range(self._dense_total, self.shard_index, self.num_shards)
-        info = {
-            "start": start,
-            "total": self._dense_total,
-            "updates": updates,
-            "optimizer": vector.optimizer.to_dict(),
-        }
         with self._lock:
             state = weights.copy()
-        first, _ = dense_range(self._state_total, self.shard_index, self.num_shards)
-        return [
-            write_vector(root, "part", {"value": values, **slots}, info, shard_index=self.shard_index),
-            write_vector(
-                root,
-                "state",
-                {"value": state},
-                {"start": first, "total": self._state_total},
-                shard_index=self.shard_index,
-            ),
-        ]
+        return DenseState(
+            {"value": values, **slots},
+            dense_range(self._dense_total, self.shard_index, self.num_shards)[0],
+            self._dense_total,
+            updates,
+            vector.optimizer.to_dict(),
+            state,
+            dense_range(self._state_total, self.shard_index, self.num_shards)[0],
+            self._state_total,
+        )
 
-    def _restore_dense(self, root: Path, vector: DenseVector) -> None:
-        found, state = read_vector(root, "part"), read_vector(root, "state")
+    def _read_dense(
+        self, directory: str, vector: DenseVector, values_only: bool
+    ) -> tuple[Float32Array, dict[str, Float32Array], int, Float32Array]:
+        """This shard's part of the dense values, slots, updates, and state; a ValueError unless they fit."""
+        found, state = read_vector(directory, "part"), read_vector(directory, "state")
         if found is None or state is None:
-            raise ValueError(f"The checkpoint has no dense parameters. Received: {root}")
+            raise ValueError(f"The checkpoint has no dense parameters. Received: {redacted(directory)}")
         columns, info = found
         optimizer = Optimizer.from_dict(info["optimizer"])
-        if not vector.optimizer.compatible_with(optimizer):
+        if not values_only and not vector.optimizer.compatible_with(optimizer):
             raise ValueError(
                 "The checkpoint's dense parameters have another optimizer. "
                 f"Received: {optimizer} in the checkpoint, {vector.optimizer} in the store"
@@ -294,9 +364,13 @@ class LocalStore:
                 f"Received: {sizes[0]} parameters and {sizes[1]} of state in the checkpoint, "
                 f"{self._dense_total} and {self._state_total} in the store"
             )
-        start, stop = dense_range(self._dense_total, self.shard_index, self.num_shards)
-        mine = {name: column[start:stop] for name, column in columns.items()}
-        vector.restore(mine.pop("value"), mine, int(info["updates"]))
-        start, stop = dense_range(self._state_total, self.shard_index, self.num_shards)
-        with self._lock:
-            self._state = state[0]["value"][start:stop].copy()
+        mine = {name: self._part(column) for name, column in columns.items()}
+        values = mine.pop("value")
+        if values_only:
+            _, mine, _ = DenseVector(values, vector.optimizer).state()
+        updates = 0 if values_only else int(info["updates"])
+        return values, mine, updates, self._part(state[0]["value"]).copy()
+
+    def _part(self, column: Float32Array) -> Float32Array:
+        start, stop = dense_range(len(column), self.shard_index, self.num_shards)
+        return column[start:stop]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.options import EmbeddingVariableOption
+from deeprec_spark.embedding.warm_start import WarmStart
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -108,6 +109,10 @@ class CheckpointFile:
     sha256: str
 
 
+class SaveBaseError(ValueError):
+    """The store does not know what changed since the checkpoint to build on: save a full one."""
+
+
 class EmbeddingStore(Protocol):
     """Where a training step's parameters live. Implementations are safe to call from one thread at a time."""
 
@@ -126,11 +131,30 @@ class EmbeddingStore(Protocol):
     def evict(self) -> Mapping[str, int]:
         """Run each table's eviction policy; returns the rows evicted by table."""
 
-    def save(self, directory: str) -> list[CheckpointFile]:
-        """Write every table, the dense parameters, all slots and the step below `directory`."""
+    def snapshot(self, save_id: str, base: str | None = None) -> None:
+        """Fix what `write_snapshot(save_id)` will write: the state of this moment; eviction policies run first.
 
-    def restore(self, directory: str) -> None:
-        """Read back what `save` wrote, whatever number of servers wrote it."""
+        With `base` it is only what changed since the snapshot `base`, which must be the last one that was written or
+        restored; otherwise a SaveBaseError. Nothing is copied but the dense parameters, so this is fast.
+        """
+
+    def write_snapshot(self, save_id: str, directory: str) -> list[CheckpointFile]:
+        """Write a snapshot below a path or URI; training may go on meanwhile. It can be written once."""
+
+    def drop_snapshot(self, save_id: str) -> None:
+        """Give a snapshot up; unknown ids are ignored."""
+
+    def save(self, directory: str) -> list[CheckpointFile]:
+        """Write every table, the dense parameters, all slots and the step below a path or URI: a full snapshot."""
+
+    def restore(
+        self, chain: Sequence[str], save_id: str | None = None, warm_start: WarmStart | None = None
+    ) -> None:
+        """Read back a full checkpoint and the incremental ones after it, whatever number of servers wrote them.
+
+        Each is a directory, a path or URI. `save_id` names the last one, so that the next snapshot may build on it.
+        `warm_start` takes only a part of them; its `path` does not matter here.
+        """
 
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
         """Counters of each table: rows, admitted, filtered, evicted, bytes."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pyarrow import fs
 
+from deeprec_spark.embedding.local_snapshot import TableRestore, restore_tables
 from deeprec_spark.embedding.optimizers import SGD, Adagrad, Optimizer, RowwiseAdagrad
 from deeprec_spark.embedding.options import (
     CacheStrategy,
@@ -23,7 +24,8 @@ from deeprec_spark.embedding.options import (
     StorageType,
 )
 from deeprec_spark.embedding.store import TableSpec
-from deeprec_spark.embedding.table_files import read_table, write_table
+from deeprec_spark.embedding.table_chain import TableChain
+from deeprec_spark.embedding.table_files import write_table
 from deeprec_spark.embedding.variable import NEVER_UPDATED, EmbeddingVariable
 from tests.embedding_reference import ReferenceOptimizer
 
@@ -207,15 +209,25 @@ class TableMachine(RuleBasedStateMachine):
     @rule(shards=st.integers(1, 3))
     def save_and_restore(self, shards: int) -> None:
         with tempfile.TemporaryDirectory() as directory:
-            write_table(Path(directory), self.spec, self.table, shard_index=0, step=self.step)
+            with self.table.snapshot() as state:
+                write_table(
+                    fs.LocalFileSystem(),
+                    directory,
+                    self.spec,
+                    self.table,
+                    state,
+                    shard_index=0,
+                    step=self.step,
+                )
+            chain = TableChain([directory], self.spec.name)
             parts = []
             for shard in range(shards):
                 part = self.make()
-                read_table(Path(directory), self.spec, part, shard_index=shard, num_shards=shards)
+                restore_tables([TableRestore(self.spec, part, chain)], shard, shards)
                 parts.append(part)
             assert sum(len(part) for part in parts) == len(self.rows)
             restored = self.make()
-            read_table(Path(directory), self.spec, restored, shard_index=0, num_shards=1)
+            restore_tables([TableRestore(self.spec, restored, chain)], 0, 1)
             self.table = restored
 
     @invariant()

@@ -27,6 +27,7 @@ from deeprec_spark.embedding.store import (
     TableSpec,
     UniqueKeys,
 )
+from deeprec_spark.embedding.warm_start import WarmStart
 
 logger = logging.getLogger(__name__)
 
@@ -153,11 +154,24 @@ class SnapshotStore:
         """Not possible: a ValueError."""
         self._refuse("evict")
 
+    def snapshot(self, save_id: str, base: str | None = None) -> None:
+        """Not possible: a ValueError."""
+        self._refuse("snapshot")
+
+    def write_snapshot(self, save_id: str, directory: str) -> list[CheckpointFile]:
+        """Not possible: a ValueError."""
+        self._refuse("write_snapshot")
+
+    def drop_snapshot(self, save_id: str) -> None:
+        """There is none."""
+
     def save(self, directory: str) -> list[CheckpointFile]:
         """Not possible: a ValueError."""
         self._refuse("save")
 
-    def restore(self, directory: str) -> None:
+    def restore(
+        self, chain: Sequence[str], save_id: str | None = None, warm_start: WarmStart | None = None
+    ) -> None:
         """Not possible: a ValueError."""
         self._refuse("restore")
 

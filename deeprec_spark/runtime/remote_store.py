@@ -21,6 +21,7 @@ from deeprec_spark.embedding.store import (
     TableSpec,
     UniqueKeys,
 )
+from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.runtime.messages import Message, aligned_empty
 from deeprec_spark.runtime.placement import split_dense, split_keys
 from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
@@ -143,9 +144,33 @@ class RemoteStore:
         )
         return [file_from_dict(entry) for answer in answers for entry in answer.header["files"]]
 
-    def restore(self, directory: str) -> None:
-        """Every server reads its shard of what `save` wrote, whatever number of servers wrote it."""
-        self._everywhere("restore", Message({"directory": directory}), timeout=self._options.file_timeout)
+    def snapshot(self, save_id: str, base: str | None = None) -> None:
+        """Every server fixes its state of this moment; see `EmbeddingStore.snapshot`."""
+        self._everywhere("snapshot", Message({"save_id": save_id, "base": base}))
+
+    def write_snapshot(self, save_id: str, directory: str) -> list[CheckpointFile]:
+        """Every server writes what it fixed below `directory`, which all of them must reach under this name."""
+        answers = self._everywhere(
+            "write_snapshot",
+            Message({"save_id": save_id, "directory": directory}),
+            timeout=self._options.file_timeout,
+        )
+        return [file_from_dict(entry) for answer in answers for entry in answer.header["files"]]
+
+    def drop_snapshot(self, save_id: str) -> None:
+        """Every server gives a snapshot up."""
+        self._everywhere("drop_snapshot", Message({"save_id": save_id}))
+
+    def restore(
+        self, chain: Sequence[str], save_id: str | None = None, warm_start: WarmStart | None = None
+    ) -> None:
+        """Every server reads its shard of what any number of servers wrote; see `EmbeddingStore.restore`."""
+        header = {
+            "chain": [chain] if isinstance(chain, str) else list(chain),
+            "save_id": save_id,
+            "warm_start": None if warm_start is None else warm_start.to_dict(),
+        }
+        self._everywhere("restore", Message(header), timeout=self._options.file_timeout)
 
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
         """Counters of each table, summed over the servers."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import EmbeddingStore, PullReply, PullRequest, PushRequest
+from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.runtime.errors import JobEndedError, StaleNodeError
 from deeprec_spark.runtime.gather import Gather
 from deeprec_spark.runtime.messages import Message
@@ -105,6 +106,9 @@ class ParameterServer:
             "push": self._push,
             "evict": self._evict,
             "save": self._save,
+            "snapshot": self._snapshot,
+            "write_snapshot": self._write_snapshot,
+            "drop_snapshot": self._drop_snapshot,
             "restore": self._restore,
             "statistics": self._statistics,
         }
@@ -170,7 +174,26 @@ class ParameterServer:
         return Message({"files": [file_to_dict(file) for file in files]})
 
     def _restore(self, message: Message) -> Message:
-        self._store.restore(str(message.header["directory"]))
+        header = message.header
+        warm = header.get("warm_start")
+        self._store.restore(
+            [str(directory) for directory in header["chain"]],
+            header.get("save_id"),
+            None if warm is None else WarmStart.from_dict(warm),
+        )
+        return Message()
+
+    def _snapshot(self, message: Message) -> Message:
+        self._store.snapshot(str(message.header["save_id"]), message.header.get("base"))
+        return Message()
+
+    def _write_snapshot(self, message: Message) -> Message:
+        header = message.header
+        files = self._store.write_snapshot(str(header["save_id"]), str(header["directory"]))
+        return Message({"files": [file_to_dict(file) for file in files]})
+
+    def _drop_snapshot(self, message: Message) -> Message:
+        self._store.drop_snapshot(str(message.header["save_id"]))
         return Message()
 
     def _statistics(self, message: Message) -> Message:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from deeprec_spark.embedding.store import SaveBaseError
 from deeprec_spark.runtime.errors import ConnectionLostError, JobEndedError, RemoteError, StaleNodeError
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 
@@ -39,6 +40,7 @@ _ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (
         ValueError,
+        SaveBaseError,
         KeyError,
         TypeError,
         TimeoutError,
