@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,10 +24,11 @@ from typing import IO, Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-ANSWER_SECONDS = 900
+from benchmarks.peer_process import ANSWER_SECONDS, ROOT, PeerProcess, bar_chart, environment_python, say
+
 TFRA = ("tensorflow-cpu==2.16.2", "tensorflow-recommenders-addons==0.8.1", "setuptools<80", "numpy<2")
-OPERATIONS = ("lookup", "dedup", "update", "insert")
+OPERATIONS = ("lookup", "dedup", "update", "insert", "insert with slots")
+WITH_SLOTS = ("engine", "tfra")
 ROW_SHARE_IN_DRAM = 0.1
 
 Rates = dict[tuple[str, str, str], list[float]]
@@ -50,72 +50,26 @@ def write_ids(folder: Path, keys: int, batch: int, batches: int) -> tuple[Path, 
     return folder / "keys.npy", paths
 
 
-def tfra_python() -> str:
-    """The interpreter of TFRA's environment, made at first use below the user's cache directory."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    home = cache / "deeprec-spark" / "benchmarks" / "tfra"
-    python = home / "bin" / "python"
-    probe = "import tensorflow_recommenders_addons"
-    if not (python.exists() and subprocess.run([python, "-c", probe], capture_output=True).returncode == 0):
-        say(f"making the environment of TFRA: {', '.join(TFRA)}")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *TFRA], check=True, timeout=1800)
-    return str(python)
+def start(name: str, settings: Mapping[str, Any], log: IO[str]) -> PeerProcess:
+    """A contestant's process."""
+    peer = settings.get("peer", name)
+    python, environment = sys.executable, {}
+    if peer == "tfra":
+        python = environment_python("tfra", TFRA, "import tensorflow_recommenders_addons")
+        environment = {"TF_USE_LEGACY_KERAS": "1"}  # it was made for Keras 2's TensorFlow
+    command = [python, "-m", "benchmarks.peers.tables", json.dumps({"peer": peer, **settings})]
+    return PeerProcess(name, command, log, environment=environment)
 
 
-class Worker:
-    """A peer's running process."""
+def rate(process: PeerProcess, op: str, ids: str, seconds: float) -> float:
+    """Keys a second."""
+    return float(process.ask({"op": op, "ids": ids, "seconds": seconds})["rate"])
 
-    def __init__(self, name: str, python: str, settings: Mapping[str, Any], log: IO[str]) -> None:
-        self.name = name
-        self._log = log
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
-        if name == "tfra":  # it was made for Keras 2's TensorFlow
-            environment["TF_USE_LEGACY_KERAS"] = "1"
-        self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.peers.tables", json.dumps(settings)],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        self.ready = self._answer()
 
-    def rate(self, op: str, ids: str, seconds: float) -> float:
-        """Keys a second."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"op": op, "ids": ids, "seconds": seconds}) + "\n")
-        self._process.stdin.flush()
-        return float(self._answer()["rate"])
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(30)
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        deadline = threading.Timer(ANSWER_SECONDS, self._process.kill)
-        deadline.start()
-        try:
-            for line in self._process.stdout:
-                if line.startswith("{"):
-                    parsed: dict[str, Any] = json.loads(line)
-                    return parsed
-        finally:
-            deadline.cancel()
-        self._log.flush()
-        raise RuntimeError(
-            f"The peer {self.name} died. Received: exit code {self._process.wait(30)}, log:\n"
-            f"{Path(self._log.name).read_text()[-2000:]}"
-        )
+def insert_rate(name: str, settings: Mapping[str, Any], slots: bool, log: IO[str]) -> float:
+    """Rows a second into an empty table, in a process of its own: some contestants keep the memory of old tables."""
+    with start(name, {**settings, "inserts": "rows and slots" if slots else "rows"}, log) as process:
+        return float(process.ready["rate"])
 
 
 class Limit:
@@ -150,36 +104,45 @@ def measure_dim(
         "dim": dim,
         "threads": arguments.threads,
         "batch": arguments.batch,
+        "init_size": arguments.keys,
         "keys_file": str(keys_file),
         "ids": ids,
     }
     rates: Rates = {}
     ready: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
-        workers = []
+        processes = []
         for name in arguments.peers:
-            python = tfra_python() if name == "tfra" else sys.executable
-            worker = Worker(name, python, {"peer": name, **settings}, log)
-            stack.callback(worker.close)
-            workers.append(worker)
-            ready[name] = worker.ready
-            say(f"dim {dim}: {name} is filled, {worker.ready['row_bytes']:.0f} bytes a row")
+            process = stack.enter_context(start(name, settings, log))
+            processes.append(process)
+            ready[name] = process.ready
+            say(f"dim {dim}: {name} is filled, {process.ready['row_bytes']:.0f} bytes a row")
         limit = Limit(folder, arguments.keys, dim, arguments.threads, arguments.batch)
         for number in range(arguments.rounds):
             for distribution in ids:
-                for op in OPERATIONS:
-                    for worker in workers:
-                        if op == "update" and worker.name not in ("engine", "tfra"):
+                for op in ("lookup", "dedup", "update"):
+                    for process in processes:
+                        if op == "update" and process.name not in WITH_SLOTS:
                             continue  # these tables know no optimizer
-                        if op == "insert" and distribution != "uniform":
-                            continue  # every key once: there is no distribution
-                        rate = worker.rate(op, distribution, arguments.seconds)
-                        rates.setdefault((worker.name, op, distribution), []).append(rate)
+                        measured = rate(process, op, distribution, arguments.seconds)
+                        rates.setdefault((process.name, op, distribution), []).append(measured)
                 for name, prefetch in (("limit", False), ("limit with prefetch", True)):
                     lookups, updates = limit.rates(distribution, arguments.seconds, prefetch)
                     rates.setdefault((name, "lookup", distribution), []).append(lookups)
                     rates.setdefault((name, "update", distribution), []).append(updates)
             say(f"dim {dim}: round {number + 1}/{arguments.rounds} done")
+    # Alone in memory: every key comes once, so there is no distribution. Tables grow from empty; where one can be
+    # sized beforehand, that is measured beside it.
+    tables = [(name, {"init_size": 0}) for name in arguments.peers]
+    if "tfra" in arguments.peers:
+        tables.append(("tfra, sized before", {"peer": "tfra", "init_size": arguments.keys // 4}))
+    for number in range(arguments.rounds):
+        for name, extra in tables:
+            for op in ("insert", "insert with slots"):
+                if op == "insert" or name.startswith(WITH_SLOTS):
+                    measured = insert_rate(name, {**settings, **extra}, op == "insert with slots", log)
+                    rates.setdefault((name, op, "uniform"), []).append(measured)
+        say(f"dim {dim}: inserts {number + 1}/{arguments.rounds} done")
     return rates, ready
 
 
@@ -200,16 +163,15 @@ def measure_tiers(arguments: argparse.Namespace, folder: Path, log: IO[str]) -> 
     storages = ("DRAM", "DRAM_PMEM", "DRAM_SSDHASH")
     rates: dict[str, list[float]] = {name: [] for name in storages}
     with ExitStack() as stack:
-        workers = []
+        processes = []
         for storage in storages:
             extra = {} if storage == "DRAM" else {"storage": storage}
-            worker = Worker(storage, sys.executable, {**settings, **extra}, log)
-            stack.callback(worker.close)
-            worker.rate("train", "zipf", 4 * arguments.seconds)  # frequencies settle which rows are hot
-            workers.append(worker)
+            process = stack.enter_context(start(storage, {**settings, **extra}, log))
+            rate(process, "train", "zipf", 4 * arguments.seconds)  # frequencies settle which rows are hot
+            processes.append(process)
         for _ in range(arguments.rounds):
-            for worker in workers:
-                rates[worker.name].append(worker.rate("lookup", "zipf", arguments.seconds))
+            for process in processes:
+                rates[process.name].append(rate(process, "lookup", "zipf", arguments.seconds))
     return rates
 
 
@@ -220,28 +182,34 @@ def report(
 ) -> dict[str, Any]:
     """Print and write the tables; the content of the result line."""
     lines = ["| dim | contestant | ids | " + " | ".join(OPERATIONS) + " | bytes a row |"]
-    lines.append("|---" * 8 + "|")
+    lines.append("|---" * (4 + len(OPERATIONS)) + "|")
     bars: dict[str, float] = {}
     for dim, (rates, ready) in results.items():
         for name in dict.fromkeys(key[0] for key in rates):
             for distribution in ("uniform", "zipf"):
+                if not any((name, op, distribution) in rates for op in OPERATIONS):
+                    continue
                 cells = []
                 for op in OPERATIONS:
                     values = rates.get((name, op, distribution))
                     cells.append("" if values is None else f"{statistics.median(values) / 1e6:.2f}")
                 memory = f"{ready[name]['row_bytes']:.0f}" if name in ready else ""
                 lines.append(f"| {dim} | {name} | {distribution} | {' | '.join(cells)} | {memory} |")
-            bars[f"{name}, dim {dim}"] = statistics.median(rates[name, "lookup", "uniform"])
+            if lookups := rates.get((name, "lookup", "uniform")):
+                bars[f"{name}, dim {dim}"] = statistics.median(lookups)
     lines += ["", "| storage, 10 % of the rows in DRAM, Zipf ids, dim 16 | lookups, M/s |", "|---|---|"]
     stored = {name: statistics.median(measured) for name, measured in tiers.items()}
     lines += [f"| {name} | {rate / 1e6:.2f} |" for name, rate in stored.items()]
     table = "\n".join(lines)
     say(table)
     first = min(results)
-    rates, ready = results[first]
+    ready = results[first][1]
 
-    def ratio(op: str, ours: str, theirs: str, distribution: str = "uniform") -> float | None:
-        pair = [rates.get((name, op, distribution)) for name in (ours, theirs)]
+    def ratio(
+        op: str, ours: str, theirs: str, dim: int = first, *, their_op: str | None = None
+    ) -> float | None:
+        rates = results[dim][0]
+        pair = [rates.get((ours, op, "uniform")), rates.get((theirs, their_op or op, "uniform"))]
         if pair[0] is None or pair[1] is None:
             return None
         return round(statistics.median(pair[0]) / statistics.median(pair[1]), 3)
@@ -255,8 +223,22 @@ def report(
         "lookup_vs_tfra": ratio("lookup", "engine", "tfra"),
         "lookup_vs_limit": ratio("lookup", "engine", "limit"),
         "lookup_vs_limit_with_prefetch": ratio("lookup", "engine", "limit with prefetch"),
-        "insert_vs_tfra": ratio("insert", "engine", "tfra"),
+        # Ours makes the optimizer's slots in the same call; TFRA's upsert of values alone is the harder rival.
+        "insert_vs_tfra": ratio("insert with slots", "engine", "tfra", their_op="insert"),
+        "insert_rows_vs_tfra": ratio("insert", "engine", "tfra"),
+        "insert_with_slots_vs_tfra": ratio("insert with slots", "engine", "tfra"),
         "update_vs_limit": ratio("update", "engine", "limit"),
+        "by_dim": {
+            dim: {
+                "lookup_vs_tfra": ratio("lookup", "engine", "tfra", dim),
+                "lookup_vs_limit": ratio("lookup", "engine", "limit", dim),
+                "insert_vs_tfra": ratio("insert with slots", "engine", "tfra", dim, their_op="insert"),
+                "insert_rows_vs_tfra": ratio("insert", "engine", "tfra", dim),
+                "insert_with_slots_vs_tfra": ratio("insert with slots", "engine", "tfra", dim),
+                "update_vs_limit": ratio("update", "engine", "limit", dim),
+            }
+            for dim in results
+        },
         "tier_pmem_ratio": round(stored["DRAM_PMEM"] / stored["DRAM"], 3),
         "tier_ssd_ratio": round(stored["DRAM_SSDHASH"] / stored["DRAM"], 3),
         "row_bytes": round(ready["engine"]["row_bytes"], 1),
@@ -272,8 +254,6 @@ def write_docs(
     arguments: argparse.Namespace,
 ) -> None:
     """docs/benchmarks/engine.md and its plot."""
-    from benchmarks.training import bar_chart
-
     folder = ROOT / "docs" / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
     versions = "; ".join(f"{name}: {answer['version']}" for name, answer in ready.items())
@@ -281,18 +261,14 @@ def write_docs(
         f"# The embedding engine\n\n`python -m benchmarks.engine` with {arguments.threads} threads on {os.cpu_count()} "
         f"cores: {arguments.keys:,} keys, batches of {arguments.batch:,}; medians of {arguments.rounds} alternating "
         f"rounds of {arguments.seconds} s. Millions of keys a second. `limit` is a bare loop without locks, counts or "
-        f"growth. Inserts fill empty tables of a quarter of the keys; only the engine's include optimizer slots, but "
-        f"bytes a row do for TFRA too. {versions}.\n\n![](engine.svg)\n\n{table}\n"
+        f"growth. Inserts fill empty tables of a quarter of the keys, in a process of their own; rows include "
+        f"Adagrad's slots where the column says so, and bytes a row do for engine and TFRA. {versions}.\n\n"
+        f"![](engine.svg)\n\n{table}\n"
     )
     (folder / "engine.md").write_text(page)
-    chart = bar_chart(bars, "Lookups of uniform ids").replace("samples/s", "keys/s")
+    ours = [name for name in bars if name.startswith("engine")]
+    chart = bar_chart(bars, "Lookups of uniform ids", unit="keys/s", ours=ours)
     (folder / "engine.svg").write_text(chart)
-
-
-def say(message: str) -> None:
-    """One line to the user."""
-    sys.stdout.write(message + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:
@@ -314,6 +290,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if "engine" not in arguments.peers:
         parser.error("peers must include engine, which the others are compared with.")
+    if arguments.keys < 8 * arguments.batch:
+        parser.error(
+            "keys must be at least 8 batches: a quarter of them is inserted, the first batch untimed. "
+            f"Received: keys={arguments.keys}, batch={arguments.batch}"
+        )
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         folder = Path(name)
         write_ids(folder, arguments.keys, arguments.batch, arguments.batches)

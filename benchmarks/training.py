@@ -13,12 +13,9 @@ import argparse
 import json
 import os
 import platform
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,8 +24,8 @@ from typing import IO, Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-ANSWER_SECONDS = 900
+from benchmarks.peer_process import ROOT, PeerProcess, bar_chart, environment_python, say
+
 FIELDS, DENSE = 26, 13
 
 
@@ -106,85 +103,22 @@ def peers(cores: int) -> list[Peer]:
     ]
 
 
-class Worker:
-    """A peer's running process."""
-
-    def __init__(
-        self, peer: Peer, python: str, data: Path, settings: Mapping[str, Any], log: IO[str]
-    ) -> None:
-        self._name = peer.name
-        self._log = log
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
-        # These slow a current BLAS; they are for old ones.
-        for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
-            environment.pop(name, None)
-        if "wait" in settings:
-            environment["OMP_WAIT_POLICY"] = settings["wait"]
-        self._process = subprocess.Popen(
-            [python, "-m", peer.module, json.dumps({"data": str(data), **settings})],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        self.version: str = self._answer()["version"]
-        self._process.send_signal(signal.SIGSTOP)
-
-    def run(self, steps: int) -> dict[str, float]:
-        """Train so many steps: `seconds` and `loss`. Outside of this the process is stopped: idle threads may spin."""
-        assert self._process.stdin is not None
-        self._process.send_signal(signal.SIGCONT)
-        self._process.stdin.write(json.dumps({"steps": steps}) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
-        self._process.send_signal(signal.SIGSTOP)
-        return answer
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.send_signal(signal.SIGCONT)
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(30)
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        deadline = threading.Timer(ANSWER_SECONDS, self._process.kill)
-        deadline.start()
-        try:
-            for line in self._process.stdout:
-                if line.startswith("{"):
-                    parsed: dict[str, Any] = json.loads(line)
-                    return parsed
-        finally:
-            deadline.cancel()
-        self._log.flush()
-        raise RuntimeError(
-            f"The peer {self._name} died. Received: exit code {self._process.wait(30)}, log {self._log.name}:\n"
-            f"{Path(self._log.name).read_text()[-2000:]}"
-        )
+def start(peer: Peer, python: str, data: Path, settings: Mapping[str, Any], log: IO[str]) -> PeerProcess:
+    """A peer's process, stopped while it has nothing to do."""
+    return PeerProcess(
+        peer.name,
+        [python, "-m", peer.module, json.dumps({"data": str(data), **settings})],
+        log,
+        environment={"OMP_WAIT_POLICY": settings["wait"]} if "wait" in settings else {},
+        pause=True,
+    )
 
 
 def environment_of(peer: Peer) -> str:
-    """The interpreter of the peer's environment, made at first use below the user's cache directory."""
+    """The interpreter that runs the peer."""
     if not peer.packages:
         return sys.executable
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    home = cache / "deeprec-spark" / "benchmarks" / peer.name
-    python = home / "bin" / "python"
-    probe = f"import {', '.join(peer.packages)}"
-    if python.exists() and subprocess.run([python, "-c", probe], capture_output=True).returncode == 0:
-        return str(python)
-    say(f"making the environment of {peer.name}: {', '.join(peer.packages)}")
-    subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.packages], check=True, timeout=1800)
-    return str(python)
+    return environment_python(peer.name, peer.packages, f"import {', '.join(peer.packages)}")
 
 
 @dataclass
@@ -208,12 +142,9 @@ def calibrate(peer: Peer, python: str, data: Path, batch: int, steps: int, log: 
     rates = []
     for settings in peer.settings:
         try:
-            worker = Worker(peer, python, data, settings, log)
-            try:
-                worker.run(8)
-                rate = steps * batch / worker.run(steps)["seconds"]
-            finally:
-                worker.close()
+            with start(peer, python, data, settings, log) as process:
+                process.ask({"steps": 8})
+                rate = steps * batch / process.ask({"steps": steps})["seconds"]
         except RuntimeError as error:
             say(f"  {peer.name} {dict(settings)}: fails ({str(error).splitlines()[0]})")
             rate = 0.0
@@ -231,20 +162,19 @@ def measure(contestants: Sequence[Peer], data: Path, arguments: argparse.Namespa
         log = stack.enter_context(
             tempfile.NamedTemporaryFile("w", prefix="benchmark-", suffix=".log", delete=False)
         )
-        workers = []
+        processes = []
         for peer in contestants:
             python = environment_of(peer)
             settings = peer.settings[-1]
             if not arguments.no_calibration:
                 settings = calibrate(peer, python, data, arguments.batch, arguments.steps, log)
-            worker = Worker(peer, python, data, settings, log)
-            stack.callback(worker.close)
-            worker.run(arguments.warmup)
-            workers.append(worker)
-            measured.append(Measurement(peer, settings, worker.version))
+            process = stack.enter_context(start(peer, python, data, settings, log))
+            process.ask({"steps": arguments.warmup})
+            processes.append(process)
+            measured.append(Measurement(peer, settings, process.ready["version"]))
         for number in range(arguments.rounds):
-            for result, worker in zip(measured, workers, strict=True):
-                answer = worker.run(arguments.steps)
+            for result, process in zip(measured, processes, strict=True):
+                answer = process.ask({"steps": arguments.steps})
                 result.rates.append(arguments.steps * arguments.batch / answer["seconds"])
                 result.losses.append(answer["loss"])
             rates = ", ".join(f"{result.peer.name} {result.rates[-1]:,.0f}" for result in measured)
@@ -303,29 +233,12 @@ def _write_docs(
     )
     (folder / f"{name}.md").write_text(page)
     (folder / f"{name}.svg").write_text(
-        bar_chart(rates, f"{arguments.model.upper()}, batch {arguments.batch:,}")
-    )
-
-
-def bar_chart(rates: Mapping[str, float], title: str) -> str:
-    """An SVG of horizontal bars, samples a second by peer."""
-    top, height, left, width = 46, 34, 110, 420
-    longest = max(rates.values())
-    bars = []
-    for position, (name, rate) in enumerate(rates.items()):
-        y = top + position * height
-        bar = width * rate / longest
-        color = "#1f77b4" if name == "embedded" else "#b0b0b0"
-        bars.append(
-            f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{name}</text>'
-            f'<rect x="{left}" y="{y}" width="{bar:.0f}" height="24" fill="{color}"/>'
-            f'<text x="{left + bar + 6:.0f}" y="{y + 17}">{rate:,.0f}</text>'
+        bar_chart(
+            rates,
+            f"{arguments.model.upper()}, batch {arguments.batch:,}",
+            unit="samples/s",
+            ours=("embedded",),
         )
-    total = top + len(rates) * height + 8
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{total}" '
-        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="white"/>'
-        f'<text x="{left}" y="24" font-weight="bold">{title}: samples/s</text>{"".join(bars)}</svg>\n'
     )
 
 
@@ -336,12 +249,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or "unknown processor"
-
-
-def say(message: str) -> None:
-    """One line to the user."""
-    sys.stdout.write(message + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:

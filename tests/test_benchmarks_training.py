@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.peer_process import bar_chart
 from benchmarks.peers.protocol import Data
-from benchmarks.training import FIELDS, Workload, bar_chart
+from benchmarks.training import FIELDS, Workload
 from tests.conftest import ROOT
 
 
@@ -35,7 +36,9 @@ def test_data_is_zipf_and_has_a_truth(tmp_path: Path) -> None:
 
 
 def test_the_plot_is_well_formed() -> None:
-    root = ET.fromstring(bar_chart({"embedded": 20_000.0, "keras": 5_000.0}, "DLRM"))
+    root = ET.fromstring(
+        bar_chart({"embedded": 20_000.0, "keras": 5_000.0}, "DLRM", unit="samples/s", ours=["embedded"])
+    )
     _, *rects = root.iter("{http://www.w3.org/2000/svg}rect")
     bars = [float(rect.attrib["width"]) for rect in rects]
     assert bars[0] == pytest.approx(4 * bars[1])

@@ -4,9 +4,13 @@ Imports nothing of this project but the engine (for its own entry), since peers 
 
     start      python -m benchmarks.peers.tables '{"peer": "tfra", "keys": 4000000, "dim": 16, "threads": 2, …}'
     answer     {"ready": true, "version": "…", "row_bytes": 190.2}
-    request    {"op": "lookup", "ids": "uniform", "seconds": 2.0}    # insert: a new table of a quarter of the keys
+    request    {"op": "lookup", "ids": "uniform", "seconds": 2.0}
     answer     {"rate": 2.8e6}                     # keys a second
     end        standard input closes
+
+`init_size` is the number of keys that TFRA makes room for beforehand; the other tables are not told, or must be told
+(dense). With {"inserts": "rows" | "rows and slots"} a quarter of the keys go into an empty table, and the first
+answer has the rate.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ class Engine(Table):
             "t",
             settings["dim"],
             option=EmbeddingVariableOption(storage_option=storage),
-            optimizer=Adagrad(LEARNING_RATE),
+            optimizer=None if settings.get("inserts") == "rows" else Adagrad(LEARNING_RATE),
         )
         self.gradients = np.full((settings["batch"], settings["dim"]), 0.01, np.float32)
         self.step = 0
@@ -114,7 +118,8 @@ class TensorFlowTable(Table):
         self.rows = tf.ones([settings["batch"], self.dim])
         self.gradients = tf.fill([settings["batch"], self.dim], 0.01)
         self.weights = self.make(settings, "weights")
-        self.slots = self.make(settings, "slots") if settings["peer"] == "tfra" else None
+        with_slots = settings["peer"] == "tfra" and settings.get("inserts") != "rows"
+        self.slots = self.make(settings, "slots") if with_slots else None
 
     def make(self, settings: dict[str, Any], name: str) -> Any:
         """One table of rows; the optimizer's slots are a second one, as in these libraries."""
@@ -128,7 +133,7 @@ class TensorFlowTable(Table):
                 dim=self.dim,
                 devices=["/CPU:0"],
                 initializer=0.0,
-                init_size=settings["keys"],
+                init_size=settings["init_size"],
             )
         default = tf.zeros([self.dim])
         if peer == "mutable":
@@ -185,11 +190,16 @@ def resident_bytes() -> int:
 
 
 def insert_rate(table: Table, keys: np.ndarray[Any, Any], batch: int) -> float:
-    """Rows a second into an empty table."""
-    batches = [np.ascontiguousarray(keys[at : at + batch]) for at in range(0, len(keys) - batch + 1, batch)]
+    """Rows a second into an empty table, with slots if it has some; the first batch is not timed."""
+    first, *batches = [
+        np.ascontiguousarray(keys[at : at + batch]) for at in range(0, len(keys) - batch + 1, batch)
+    ]
+    table.insert(first)
+    table.insert_slots(first)
     start = time.perf_counter()
     for part in batches:
         table.insert(part)
+        table.insert_slots(part)
     return len(batches) * batch / (time.perf_counter() - start)
 
 
@@ -201,6 +211,15 @@ def main() -> None:
     ids = {name: np.load(path) for name, path in settings["ids"].items()}
     make = Engine if settings["peer"] == "engine" else TensorFlowTable
     table = make(settings)
+    if "inserts" in settings:
+        _answer(
+            {
+                "ready": True,
+                "version": table.version,
+                "rate": insert_rate(table, keys[: len(keys) // 4], batch),
+            }
+        )
+        return
     for at in range(0, len(keys), batch):
         table.insert(np.ascontiguousarray(keys[at : at + batch]))
         table.insert_slots(np.ascontiguousarray(keys[at : at + batch]))
@@ -208,9 +227,6 @@ def main() -> None:
     _answer({"ready": True, "version": table.version, "row_bytes": row_bytes})
     for line in sys.stdin:
         request = json.loads(line)
-        if request["op"] == "insert":
-            _answer({"rate": insert_rate(make(settings), keys[: len(keys) // 4], batch)})
-            continue
         operation = table.operation(request["op"])
         batches: Batches = np.split(ids[request["ids"]], len(ids[request["ids"]]) // batch)
         operation(batches[-1])
