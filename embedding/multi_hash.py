@@ -54,26 +54,7 @@ class MultiHashVariable:
         optimizer: Optimizer | None = None,
         seed: int = 0,
     ) -> None:
-        if operation not in OPERATIONS:
-            raise ValueError(f"operation must be one of {OPERATIONS}. Received: operation={operation!r}")
-        if complementary_strategy not in STRATEGIES:
-            raise ValueError(
-                f"complementary_strategy must be one of {STRATEGIES}. "
-                f"Received: complementary_strategy={complementary_strategy!r}"
-            )
-        if len(dims) < 2 or (complementary_strategy == "Q-R" and len(dims) != 2):
-            raise ValueError(
-                f"{complementary_strategy} needs {'two' if complementary_strategy == 'Q-R' else 'two or more'} tables. "
-                f"Received: dims={list(dims)}"
-            )
-        if any(rows < 1 or dim < 1 for rows, dim in dims):
-            raise ValueError(
-                f"Every table needs at least one row and one element. Received: dims={list(dims)}"
-            )
-        if operation != "concat" and len({dim for _, dim in dims}) != 1:
-            raise ValueError(
-                f"operation {operation!r} needs tables of one dimension. Received: dims={list(dims)}"
-            )
+        check_dims(dims, complementary_strategy, operation)
         self.name = name
         self.operation = operation
         self.radices = [int(rows) for rows, _ in dims]
@@ -143,3 +124,25 @@ class MultiHashVariable:
             return np.concatenate(parts, axis=1)
         combined: Float32Array = np.sum(parts, axis=0) if self.operation == "add" else np.prod(parts, axis=0)
         return combined
+
+
+def check_dims(dims: Sequence[tuple[int, int]], complementary_strategy: str, operation: str) -> None:
+    """A ValueError unless tables of these `(rows, dim)` can be composed in this way."""
+    if operation not in OPERATIONS:
+        raise ValueError(f"operation must be one of {OPERATIONS}. Received: operation={operation!r}")
+    if complementary_strategy not in STRATEGIES:
+        raise ValueError(
+            f"complementary_strategy must be one of {STRATEGIES}. "
+            f"Received: complementary_strategy={complementary_strategy!r}"
+        )
+    if len(dims) < 2 or (complementary_strategy == "Q-R" and len(dims) != 2):
+        raise ValueError(
+            f"{complementary_strategy} needs {'two' if complementary_strategy == 'Q-R' else 'two or more'} tables. "
+            f"Received: dims={list(dims)}"
+        )
+    if any(rows < 1 or dim < 1 for rows, dim in dims):
+        raise ValueError(f"Every table needs at least one row and one element. Received: dims={list(dims)}")
+    if operation != "concat" and len({dim for _, dim in dims}) != 1:
+        raise ValueError(
+            f"operation {operation!r} needs tables of one dimension. Received: dims={list(dims)}"
+        )

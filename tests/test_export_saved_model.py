@@ -23,7 +23,7 @@ from deeprec_spark.embedding.options import (
 from deeprec_spark.export.names import METADATA
 from deeprec_spark.export.saved_model import export_saved_model
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
-from deeprec_spark.layers import SparseEmbedding
+from deeprec_spark.layers import MultiHashEmbedding, SparseEmbedding
 from deeprec_spark.layers.tables import table_specs
 from deeprec_spark.query import query
 from deeprec_spark.training.trainer import Trainer
@@ -68,7 +68,7 @@ class Shift(keras.layers.Layer):
 
 
 def every_kind_of_layer() -> keras.Model:
-    """Computed ids, one table twice, a filtered table, a lookup layer, moving averages, a custom layer."""
+    """Computed ids, one table twice, a filtered table, composed rows, lookups, averages, a custom layer."""
     option = EmbeddingVariableOption(
         filter_option=CounterFilter(filter_freq=50),
         init_option=InitializerOption(Constant(3.0), default_value_no_permission=0.125),
@@ -79,9 +79,18 @@ def every_kind_of_layer() -> keras.Model:
     embed = SparseEmbedding(4, table="shared", name="ids")
     bag = SparseEmbedding(4, "mean", table="shared", padding_value=-1, name="bag")
     rare = SparseEmbedding(2, table="rare", ev_option=option, name="rare")
+    composed = MultiHashEmbedding([(3, 2), (5, 2)], operation="mult", name="composed")
     known = keras.layers.IntegerLookup(vocabulary=[-1, 1], output_mode="one_hot", name="known")(user)
     x = keras.layers.Concatenate()(
-        [known, embed(user), embed(user * 3 + 1), bag(tags), rare(user), keras.layers.Reshape((1,))(price)]
+        [
+            known,
+            embed(user),
+            embed(user * 3 + 1),
+            bag(tags),
+            rare(user),
+            composed(user),
+            keras.layers.Reshape((1,))(price),
+        ]
     )
     x = Shift(name="shift")(keras.layers.BatchNormalization()(x))
     x = keras.layers.Dense(1, activation="sigmoid", name="click")(keras.layers.Dropout(0.5)(x))

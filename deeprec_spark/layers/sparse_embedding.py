@@ -129,7 +129,7 @@ class SparseEmbedding(keras.layers.Layer):
         """Look up and combine; see the class."""
         if not isinstance(ids, tf.RaggedTensor):
             ids = tf.convert_to_tensor(ids)
-        self._check(ids, weights)
+        check_ids(ids, weights, where=f"SparseEmbedding {self.name!r}")
         origin = context.Origin(ids, self.padding_value)
         if weights is not None:
             weights = tf.cast(weights, tf.float32)
@@ -177,32 +177,32 @@ class SparseEmbedding(keras.layers.Layer):
             "optimizer": None if self.optimizer is None else self.optimizer.to_dict(),
         }
 
-    def _check(self, ids: Tensor, weights: Tensor | None) -> None:
-        where = f"SparseEmbedding {self.name!r}"
-        if ids.dtype == tf.string:
-            raise TypeError(
-                f"{where} takes integer ids: hash strings first (FeatureSpec raw_type='string', or "
-                "tf.bitcast(tf.fingerprint(x), tf.int64)). Received: ids of dtype string"
-            )
-        if not ids.dtype.is_integer:
-            raise TypeError(
-                f"{where} takes integer ids: a float cannot hold every int64. Declare the input as keras.Input(shape, "
-                "dtype='int64'), in a Sequential model as its first element. "
-                f"Received: ids of dtype {ids.dtype.name}"
-            )
-        if isinstance(ids, tf.RaggedTensor) and (ids.ragged_rank != 1 or ids.flat_values.shape.rank != 1):
-            raise ValueError(f"{where} takes ragged ids [B, (L)]. Received: ragged ids of shape {ids.shape}")
-        if not isinstance(ids, tf.RaggedTensor) and ids.shape.rank in (None, 0):
-            raise ValueError(f"{where} takes ids [B] or [B, …, L]. Received: ids of shape {ids.shape}")
-        if weights is None:
-            return
-        if isinstance(weights, tf.RaggedTensor) != isinstance(ids, tf.RaggedTensor):
-            raise ValueError(
-                f"{where}: ids and weights must both be ragged or both be dense. "
-                f"Received: ids {type(ids).__name__}, weights {type(weights).__name__}"
-            )
-        if not ids.shape.is_compatible_with(weights.shape):
-            raise ValueError(
-                f"{where}: weights must have the shape of ids. "
-                f"Received: ids {ids.shape}, weights {weights.shape}"
-            )
+
+def check_ids(ids: Tensor, weights: Tensor | None, *, where: str) -> None:
+    """A TypeError or ValueError that names the layer unless these can be looked up."""
+    if ids.dtype == tf.string:
+        raise TypeError(
+            f"{where} takes integer ids: hash strings first (FeatureSpec raw_type='string', or "
+            "tf.bitcast(tf.fingerprint(x), tf.int64)). Received: ids of dtype string"
+        )
+    if not ids.dtype.is_integer:
+        raise TypeError(
+            f"{where} takes integer ids: a float cannot hold every int64. Declare the input as keras.Input(shape, "
+            "dtype='int64'), in a Sequential model as its first element. "
+            f"Received: ids of dtype {ids.dtype.name}"
+        )
+    if isinstance(ids, tf.RaggedTensor) and (ids.ragged_rank != 1 or ids.flat_values.shape.rank != 1):
+        raise ValueError(f"{where} takes ragged ids [B, (L)]. Received: ragged ids of shape {ids.shape}")
+    if not isinstance(ids, tf.RaggedTensor) and ids.shape.rank in (None, 0):
+        raise ValueError(f"{where} takes ids [B] or [B, …, L]. Received: ids of shape {ids.shape}")
+    if weights is None:
+        return
+    if isinstance(weights, tf.RaggedTensor) != isinstance(ids, tf.RaggedTensor):
+        raise ValueError(
+            f"{where}: ids and weights must both be ragged or both be dense. "
+            f"Received: ids {type(ids).__name__}, weights {type(weights).__name__}"
+        )
+    if not ids.shape.is_compatible_with(weights.shape):
+        raise ValueError(
+            f"{where}: weights must have the shape of ids. Received: ids {ids.shape}, weights {weights.shape}"
+        )
