@@ -239,6 +239,10 @@ class EmbeddingVariable:
                 blocks=columns["blocks"][present] if "blocks" in columns else None,
             )
 
+    def reserve(self, rows: int) -> None:
+        """Make room in the index for this many rows in all, so that importing them need not grow it step by step."""
+        self._core.reserve(rows)
+
     def import_rows(self, block: RowBlock) -> None:
         """Make or overwrite rows; a ValueError names slots or shapes that do not fit."""
         names = self.optimizer.slot_names()

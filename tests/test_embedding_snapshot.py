@@ -77,6 +77,7 @@ def _apply(
     between()
     if not snapshot.changed_only:
         table.clear()
+        table.reserve(snapshot.num_rows)
     table.erase(snapshot.tombstones)
     between()
     count, last = 0, -1

@@ -255,6 +255,7 @@ void BindTable(py::module_& module) {
              return py::make_tuple(ToArray(rows), ToArray(filtered), ToArray(counts));
            })
       .def("export_rows", &ExportRows, py::arg("keys").noconvert())
+      .def("reserve", &Table::Reserve, py::arg("rows"), py::call_guard<py::gil_scoped_release>())
       .def("import_rows", &ImportRows, py::arg("keys").noconvert(), py::arg("frequency").noconvert(),
            py::arg("version").noconvert(), py::arg("time"), py::arg("blocks"), py::arg("value").noconvert(),
            py::arg("slots"))

@@ -137,7 +137,7 @@ uint32_t Table::AllocateTop(Shard& shard, size_t row_class) {
   return place;
 }
 
-Entry* Table::MakeRow(Shard& shard, Entry* entry, uint64_t hash, size_t row_class) {
+Entry* Table::MakeRow(Shard& shard, Entry* entry, uint64_t hash, size_t row_class, bool fill) {
   const uint32_t place = AllocateTop(shard, row_class);
   if (entry == nullptr) {
     try {
@@ -152,7 +152,7 @@ Entry* Table::MakeRow(Shard& shard, Entry* entry, uint64_t hash, size_t row_clas
   entry->state = Pack(0, row_class, place);
   ++shard.admitted;
   const Row row = TopRow(shard, *entry);
-  FillStart(hash, row, 0);
+  if (fill) FillStart(hash, row, 0);
   std::fill(row.meta, row.meta + row.layout->meta_words, 0);
   row.meta[0] = kNeverUpdated;
   Touch(shard, row.meta);

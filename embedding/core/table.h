@@ -141,6 +141,8 @@ class Table {
   void Keys(std::vector<int64_t>* rows, std::vector<int64_t>* filtered, std::vector<int64_t>* counts);
   // Copies rows; present[i] is 0 (and the columns are untouched) where key i has no row.
   void Export(const KeySpan& keys, uint8_t* present, const RowColumns& columns);
+  // Makes room in the index for `rows` in all, evenly spread over the shards.
+  void Reserve(size_t rows);
   // Makes or overwrites rows.
   void Import(const KeySpan& keys, const RowColumns& columns);
   // Sets the counts of keys without a row; those that pass the filter in force stay counted until their next
@@ -200,8 +202,8 @@ class Table {
   void Update(const Row& row, uint64_t hash, const float* gradient, const StepArgs& args, int64_t step, int64_t now,
               float* scratch) const;
 
-  // Gives the entry (or, with null, a new one for the hash) a row with start values.
-  Entry* MakeRow(Shard& shard, Entry* entry, uint64_t hash, size_t row_class);
+  // Gives the entry (or, with null, a new one for the hash) a row with start values (or garbage, to be overwritten).
+  Entry* MakeRow(Shard& shard, Entry* entry, uint64_t hash, size_t row_class, bool fill = true);
   uint32_t AllocateTop(Shard& shard, size_t row_class);
   void FreeRow(Shard& shard, const Entry& entry);
   void RemoveEntry(Shard& shard, Entry* entry);

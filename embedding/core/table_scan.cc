@@ -207,21 +207,34 @@ void Table::Export(const KeySpan& keys, uint8_t* present, const RowColumns& colu
   });
 }
 
+void Table::Reserve(size_t rows) {
+  // Shards get their share of keys give or take a few standard deviations.
+  const double share = static_cast<double>(rows) / kShards;
+  const auto entries = static_cast<size_t>(share + 4 * std::sqrt(share));
+  ParallelFor(kShards, [&](size_t s) {
+    std::unique_lock<std::shared_mutex> lock(shards_[s]->mutex);
+    shards_[s]->index.Reserve(entries);
+  });
+}
+
 void Table::Import(const KeySpan& keys, const RowColumns& columns) {
   const size_t dim = config_.dim;
   ForEachShardOf(keys, [&](Shard& shard, const Item* items, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
-      const size_t from = items[i].position;
+    for (size_t step = 0; step < n + kDistance; ++step) {
+      if (step < n) shard.index.Prefetch(items[step].hash);
+      if (step < kDistance) continue;
+      const Item& item = items[step - kDistance];
+      const size_t from = item.position;
       const size_t last = classes_.size() - 1;
       const size_t row_class =
           columns.blocks == nullptr ? last : std::min<size_t>(last, static_cast<size_t>(columns.blocks[from] - 1));
-      Entry* entry = shard.index.Find(items[i].hash);
+      Entry* entry = shard.index.Find(item.hash);
       if (entry != nullptr) Changing(shard, entry);
       if (entry != nullptr && entry->has_row() && Unpack(entry->state).row_class != row_class) {
         RemoveEntry(shard, entry);
         entry = nullptr;
       }
-      if (entry == nullptr || !entry->has_row()) entry = MakeRow(shard, entry, items[i].hash, row_class);
+      if (entry == nullptr || !entry->has_row()) entry = MakeRow(shard, entry, item.hash, row_class, /*fill=*/false);
       const int64_t frequency = std::clamp<int64_t>(columns.frequency[from], 0, kMaxFrequency);
       // A row that was admitted once stays admitted, also under a higher threshold.
       entry->set_frequency(std::max(static_cast<uint32_t>(frequency), config_.admission.threshold));
