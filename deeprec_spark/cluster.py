@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from deeprec_spark.runtime.coordinator import Coordinator
 from deeprec_spark.runtime.launch import LaunchOptions, NodeGroup, launch_nodes
+from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import CoordinatorOptions, Mode, check_topology
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
+from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.training.worker import ENTRY, WorkerJob
 
 if TYPE_CHECKING:
@@ -23,11 +25,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """How many nodes, and how they train together. `num_ps=0` is one worker that holds the tables itself."""
+    """How many nodes, and how they train together. `num_ps=0` is one worker that holds the tables itself.
+
+    `tls` encrypts the calls between driver and nodes; messages above `max_message_bytes` are refused.
+    """
 
     num_ps: int = 0
     num_workers: int = 1
     mode: Mode = "async"
+    tls: TlsOptions | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
 
     def __post_init__(self) -> None:
         check_topology(self.num_ps, self.num_workers, self.mode)
@@ -52,6 +59,8 @@ class TrainingCluster:
                 mode=options.mode,
                 host=self._spark.conf.get("spark.driver.host", None) or "127.0.0.1",
                 bind_host=self._spark.conf.get("spark.driver.bindAddress", None),
+                tls=options.tls,
+                max_message_bytes=options.max_message_bytes,
             )
         )
         try:

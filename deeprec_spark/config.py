@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.quiet import import_tensorflow
+from deeprec_spark.redaction import MASK, is_secret, redact_settings, redacted
 
 if TYPE_CHECKING:
     import keras
+
+    from deeprec_spark.runtime.transport import TlsOptions
 
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -173,6 +176,22 @@ class TrainingSection(Section):
         return self
 
 
+class TlsSection(Section):
+    """Encrypts the calls between driver and nodes. Files (PEM) must lie under these paths on every host."""
+
+    certificate: str = Field(description="Certificate of driver and nodes, with its chain.")
+    private_key: str = Field(description="Its key; only the user of the job should be able to read it.")
+    ca_certificate: str | None = Field(None, description="Whom to trust; default: the system's authorities.")
+    override_hostname: str | None = Field(None, description="A name in a certificate that names no hosts.")
+    verify_client: bool = Field(False, description="Clients must show a certificate of this authority too.")
+
+    def make_options(self) -> TlsOptions:
+        """The options as the runtime takes them."""
+        from deeprec_spark.runtime.transport import TlsOptions  # here: `--help` need not load Arrow Flight
+
+        return TlsOptions(**self.model_dump())
+
+
 class ClusterSection(Section):
     """Where it runs. `conf` are Spark properties; those of spark-submit and of a running session win."""
 
@@ -183,7 +202,15 @@ class ClusterSection(Section):
     mode: Literal["async", "sync"] = Field(
         "async", description="Apply each worker's step at once, or sum all of them."
     )
+    tls: TlsSection | None = Field(None, description="Certificates; without them calls are not encrypted.")
+    max_message_mb: int = Field(
+        1024, ge=1, le=2047, description="Larger messages are refused: a step's rows, a worker's result."
+    )
     conf: dict[str, str] = Field(default_factory=dict, description="Spark properties.")
+
+    @field_serializer("conf")
+    def _without_secrets(self, conf: dict[str, str]) -> dict[str, str]:
+        return redacted(conf)
 
     @model_validator(mode="after")
     def _check(self) -> ClusterSection:
@@ -258,7 +285,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+        # Not chained: its own text quotes the file's lines, secrets included.
+        raise ConfigError(f"{path} is not YAML: {redact_settings(str(error))}") from None
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{path} must hold sections such as 'data:' and 'training:'. Received: {raw!r}")
     return parse_config(raw, overrides, source=str(path))
@@ -274,7 +302,8 @@ def parse_config(
     try:
         config = JobConfig.model_validate(values)
     except ValidationError as error:
-        raise _config_error(source, [_explain(problem) for problem in error.errors()]) from error
+        # Not chained: its own text quotes every value.
+        raise _config_error(source, [_explain(problem) for problem in error.errors()]) from None
     problems = _sparse_optimizer_problems(config.training.sparse_optimizer)
     if not problems:
         # Last: it brings Keras, which takes seconds that an answer to any other mistake need not wait.
@@ -377,7 +406,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
     try:
         place[parts[-1]] = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"The value of override {override!r} is not YAML: {error}") from error
+        text = redact_settings(f"The value of override {override!r} is not YAML: {error}")
+        raise ConfigError(text) from None
 
 
 def _unknown_key(path: str, key: str, value: object, known: Sequence[str]) -> str:
@@ -389,6 +419,8 @@ def _unknown_key(path: str, key: str, value: object, known: Sequence[str]) -> st
 def _explain(problem: Any, known: Sequence[str] | None = None) -> str:
     """One line for one wrong key: its path, what is wrong, and the nearest right key (of `known`, or the section's)."""
     location = [str(part) for part in problem["loc"]]
+    if any(is_secret(part) for part in location):
+        problem = {**problem, "input": MASK}
     path = ".".join(location) or "(top level)"
     kind = problem["type"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):

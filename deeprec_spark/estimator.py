@@ -21,6 +21,7 @@ from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
 from deeprec_spark.layers import tables
 from deeprec_spark.runtime.options import Mode
 from deeprec_spark.runtime.slots import check_slots
+from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.session import current_session
 from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe
 from deeprec_spark.training.driver_model import DriverModel, label_kinds
@@ -50,6 +51,8 @@ class EstimatorOptions:
             of a single machine), for checkpoints and staged data; None is a temporary folder.
         feature_spec: how columns are prepared; None reads it beside the data or infers it from the schema.
         seed: initial weights, table rows, shuffling.
+        tls: certificates for the calls between driver and nodes; None leaves them unencrypted.
+        max_message_mb: larger messages between them are refused; at most 2047.
     """
 
     num_ps: int = 0
@@ -61,6 +64,14 @@ class EstimatorOptions:
     feature_spec: FeatureSpec | None = None
     seed: int = 0
     log_to_driver: bool = True
+    tls: TlsOptions | None = None
+    max_message_mb: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_message_mb <= 2047:
+            raise ValueError(
+                f"max_message_mb must be within [1, 2047]. Received: max_message_mb={self.max_message_mb}"
+            )
 
 
 class Estimator:
@@ -80,6 +91,8 @@ class Estimator:
         feature_spec: FeatureSpec | None = None,
         seed: int = 0,
         log_to_driver: bool = True,
+        tls: TlsOptions | None = None,
+        max_message_mb: int = 1024,
         backend: Literal["spark"] = "spark",
         spark: SparkSession | None = None,
     ) -> KerasEstimator:
@@ -91,7 +104,7 @@ class Estimator:
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
             num_ps, num_workers, workers_per_node, mode, sparse_optimizer, model_dir, feature_spec, seed,
-                log_to_driver: see EstimatorOptions.
+                log_to_driver, tls, max_message_mb: see EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
@@ -112,6 +125,8 @@ class Estimator:
             feature_spec=feature_spec,
             seed=seed,
             log_to_driver=log_to_driver,
+            tls=tls,
+            max_message_mb=max_message_mb,
         )
         return KerasEstimator(model_creator, config or {}, options, spark or current_session())
 
@@ -136,7 +151,11 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         self.statistics: FitStatistics | None = None
         self._spark = spark
         self._cluster_options = ClusterOptions(
-            num_ps=options.num_ps, num_workers=_num_workers(options, spark), mode=options.mode
+            num_ps=options.num_ps,
+            num_workers=_num_workers(options, spark),
+            mode=options.mode,
+            tls=options.tls,
+            max_message_bytes=options.max_message_mb << 20,
         )
         self._checkpoint: str | None = None
 

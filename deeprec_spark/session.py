@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from deeprec_spark import orca
+from deeprec_spark.redaction import is_secret, redacted
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,9 @@ class SessionOptions:
             raise SessionError(
                 f"Spark's settings begin with `spark.`: check the keys of conf. Received: {wrong}"
             )
+
+    def __repr__(self) -> str:
+        return f"SessionOptions(conf={redacted(self.conf)}, bigdl={self.bigdl})"
 
 
 def init_session(conf: SessionOptions | Mapping[str, str] | None = None) -> SparkSession:
@@ -160,11 +164,22 @@ def _create(options: SessionOptions) -> SparkSession:
                 _check_python(os.environ["PYSPARK_PYTHON"])
             if options.bigdl is not False and _bigdl_misfit() is None:
                 _add_jars(settings)
+            _start_java(settings)
     for key, value in settings.items():
         builder = builder.config(key, str(value))
     spark: SparkSession = builder.getOrCreate()
     logger.info("Made a SparkSession: Spark %s, Python %s", spark.version, sys.executable)
     return spark
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start the JVM here if there are secrets: pyspark would put all settings on its command line, for all to read.
+
+    The session's own settings reach the running JVM through its socket.
+    """
+    plain = [(key, str(value)) for key, value in settings.items() if not is_secret(key)]
+    if len(plain) < len(settings):
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(plain))
 
 
 def _adapt(spark: SparkSession, options: SessionOptions) -> SparkSession:

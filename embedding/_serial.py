@@ -35,7 +35,7 @@ class Serializable:
     @classmethod
     def from_dict(cls: type[_T], data: Mapping[str, Any]) -> _T:
         """Read back what `to_dict` gave; a ValueError names an unknown type or field."""
-        name = data.get(_TAG)
+        name = data.get(_TAG) if isinstance(data, Mapping) else None
         target = Serializable._registry.get(name) if isinstance(name, str) else None
         if target is None or not issubclass(target, cls):
             raise ValueError(

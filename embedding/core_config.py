@@ -57,7 +57,14 @@ def make_core(option: EmbeddingVariableOption, optimizer: Optimizer, dim: int, s
         "lru": option.storage_option.cache_strategy is CacheStrategy.LRU,
         **_eviction(option),
     }
-    return _core.Table(core_optimizer(optimizer), config)
+    try:
+        return _core.Table(core_optimizer(optimizer), config)
+    except RuntimeError as error:
+        if not str(error).startswith("Unable to cast"):
+            raise
+        raise ValueError(
+            f"A number is too large for the engine. Received: embedding_dim={dim}, {option}, {optimizer}"
+        ) from None
 
 
 def _initializer(initializer: Initializer) -> dict[str, Any]:

@@ -159,8 +159,7 @@ class LocalStore:
             tables.append(table.core)
             keys.append(wanted)
             gradients.append(table.check_rows(part.gradient, len(wanted), "gradient"))
-        if request.dense_gradient is not None or request.state_delta is not None:
-            self._require_dense()
+        self._check_dense(request)
         with self._lock:
             self._step += 1
             step = self._step
@@ -315,13 +314,25 @@ class LocalStore:
             raise ValueError("The store has no dense parameters; call init_dense first. Received: dense=None")
         return self._dense, self._state
 
-    def _add_state(self, delta: Float32Array) -> None:
-        _, state = self._require_dense()
-        if len(delta) != len(state):
+    def _check_dense(self, request: PushRequest) -> None:
+        """See that the dense part fits before anything is applied: a push takes effect whole or not at all."""
+        gradient, delta = request.dense_gradient, request.state_delta
+        if gradient is None and delta is None:
+            return
+        vector, state = self._require_dense()
+        if gradient is not None and len(gradient) != len(vector):
+            raise ValueError(
+                "The gradient must be as long as the dense vector. "
+                f"Received: gradient of {len(gradient)}, vector of {len(vector)}"
+            )
+        if delta is not None and len(delta) != len(state):
             raise ValueError(
                 "state_delta must be as long as this shard's state. "
                 f"Received: delta of {len(delta)}, state of {len(state)}"
             )
+
+    def _add_state(self, delta: Float32Array) -> None:
+        _, state = self._require_dense()
         with self._lock:
             state += delta
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from deeprec_spark.config import ConfigError, JobConfig, load_config, parse_config
 from deeprec_spark.embedding.optimizers import Adagrad
 from deeprec_spark.platform import reference, resources
+from deeprec_spark.runtime.transport import TlsOptions
 from tests.conftest import ROOT
 
 MINIMAL: dict[str, Any] = {
@@ -155,3 +157,37 @@ def test_the_reference_page_is_that_of_the_models(tmp_path: Path) -> None:
         "run: python -m deeprec_spark.platform.reference docs/configuration.md"
     )
     assert "| num_ps | `int` | `0` | Parameter servers" in written
+
+
+def test_certificates_and_limits_reach_the_cluster() -> None:
+    overrides = ["cluster.tls={certificate: a.pem, private_key: a.key, ca_certificate: ca.pem}"]
+    config = parse_config(MINIMAL, [*overrides, "cluster.max_message_mb=64"])
+    assert config.cluster.tls is not None
+    assert config.cluster.tls.make_options() == TlsOptions("a.pem", "a.key", "ca.pem")
+    assert config.cluster.max_message_mb == 64
+    assert parse_config(MINIMAL).cluster.tls is None
+    with pytest.raises(ConfigError, match=r"cluster\.tls\.private_key: is needed and missing"):
+        parse_config(MINIMAL, ["cluster.tls={certificate: a.pem}"])
+    with pytest.raises(
+        ConfigError, match=r"cluster\.max_message_mb: .*less than or equal to 2047.*Received: 4096"
+    ):
+        parse_config(MINIMAL, ["cluster.max_message_mb=4096"])
+
+
+def test_secrets_are_neither_dumped_nor_quoted(tmp_path: Path) -> None:
+    conf = {"spark.hadoop.fs.s3a.secret.key": "hush", "spark.executor.memory": "2g"}
+    config = parse_config({**MINIMAL, "cluster": {"conf": conf}})
+    assert config.cluster.conf == conf
+    text = yaml.safe_dump(config.model_dump(mode="json"))
+    assert "hush" not in text
+    assert "2g" in text
+    assert "hush" not in config.model_dump_json()
+    wrong: dict[str, Any] = {"spark.hadoop.fs.s3a.secret.key": ["hush"]}
+    with pytest.raises(ConfigError, match=r"cluster\.conf\.spark.*Received: '\*+'") as caught:
+        parse_config({**MINIMAL, "cluster": {"conf": wrong}})
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
+    file = tmp_path / "job.yaml"
+    file.write_text("cluster:\n  conf:\n    spark.hadoop.fs.s3a.secret.key: hush: hush\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not YAML") as caught:
+        load_config(file)
+    assert "hush" not in "".join(traceback.format_exception(caught.value))

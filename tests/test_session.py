@@ -205,3 +205,24 @@ def test_bigdl_that_cannot_be_had_is_an_error_only_if_asked_for(
     monkeypatch.setattr(session, "_spark_major", lambda: 4)
     with pytest.raises(SessionError, match=r"Scala 2\.12 and load on Spark 3 only"):
         init_session(SessionOptions(bigdl=True))
+
+
+def test_secret_settings_reach_spark_past_the_command_line(run_python: RunPython) -> None:
+    code = """
+import psutil
+from deeprec_spark.session import SessionOptions, init_session
+
+spark = init_session(SessionOptions({
+    "spark.master": "local[1]", "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
+    "spark.app.name": "openly", "spark.hadoop.fs.s3a.secret.key": "hush",
+}, bigdl=False))
+running = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+lines = [" ".join(process.cmdline()) for process in running]
+assert any("openly" in line for line in lines)
+assert not any("hush" in line for line in lines), lines
+assert spark.sparkContext.getConf().get("spark.hadoop.fs.s3a.secret.key") == "hush"
+assert spark.sparkContext._jsc.hadoopConfiguration().get("fs.s3a.secret.key") == "hush"
+assert spark.range(3).count() == 3
+spark.stop()
+"""
+    run_python(code, timeout=120)

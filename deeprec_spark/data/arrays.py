@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ def pack_arrays(arrays: Sequence[npt.NDArray[Any]]) -> bytes:
 
 
 def unpack_arrays(blob: bytes) -> list[npt.NDArray[Any]]:
-    """The arrays of `pack_arrays`, in order."""
-    with np.load(io.BytesIO(blob), allow_pickle=False) as archive:
-        return [archive[f"arr_{index}"] for index in range(len(archive.files))]
+    """The arrays of `pack_arrays`, in order; a ValueError for other bytes, pickled objects among them."""
+    try:
+        with np.load(io.BytesIO(blob), allow_pickle=False) as archive:
+            return [archive[f"arr_{index}"] for index in range(len(archive.files))]
+    except (ValueError, KeyError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"Not arrays that a node packed: {error}. Received: {len(blob)} bytes") from None

@@ -45,6 +45,7 @@ class Coordinator:
             token=options.token,
             tls=options.tls,
             bind_host=options.bind_host,
+            max_bytes=options.max_message_bytes,
         )
         self._watcher = threading.Thread(target=self._state.watch, name="coordinator-watch", daemon=True)
         self._watcher.start()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
+from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import Mode, check_topology, describe_rank
 from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
 from deeprec_spark.runtime.transport import TlsOptions
@@ -27,6 +28,7 @@ class NodeSettings:
         servers_timeout: seconds that a worker waits for all servers.
         sync_timeout: seconds that ranks wait for each other in a synchronous step.
         stop_grace: seconds that a worker deep in a step has to end after the job; then it is killed.
+        max_message_bytes: larger messages are refused.
         environment: variables added to the node's.
     """
 
@@ -40,7 +42,8 @@ class NodeSettings:
     servers_timeout: float = 300.0
     sync_timeout: float = DEFAULT_SYNC_TIMEOUT
     stop_grace: float = 20.0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         check_topology(self.num_ps, self.num_workers, self.mode)

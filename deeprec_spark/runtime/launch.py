@@ -14,6 +14,7 @@ import pyarrow as pa
 from deeprec_spark.runtime.coordinator import Coordinator
 from deeprec_spark.runtime.errors import JobError
 from deeprec_spark.runtime.job import NodeSettings
+from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import Mode
 from deeprec_spark.runtime.slots import check_slots, is_connect
 from deeprec_spark.runtime.transport import TlsOptions
@@ -37,7 +38,7 @@ class LaunchOptions:
         worker_entry: `package.module:function`, importable on the executors, called with a WorkerContext.
         worker_payload: bytes for it; they travel in Spark's closure, not over the network calls of this package.
         env: variables added to the environment of every node.
-        servers_timeout, sync_timeout: seconds; see NodeSettings.
+        servers_timeout, sync_timeout, max_message_bytes: see NodeSettings.
     """
 
     num_ps: int
@@ -47,10 +48,11 @@ class LaunchOptions:
     worker_entry: str
     worker_payload: bytes = field(default=b"", repr=False)
     mode: Mode = "async"
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls: TlsOptions | None = None
     servers_timeout: float = 300.0
     sync_timeout: float = 300.0
+    max_message_bytes: int = MAX_MESSAGE_BYTES
 
     @classmethod
     def of(
@@ -75,6 +77,7 @@ class LaunchOptions:
             tls=common.tls,
             servers_timeout=common.registration_timeout,
             sync_timeout=sync_timeout,
+            max_message_bytes=common.max_message_bytes,
         )
 
     def settings(self) -> NodeSettings:
@@ -89,6 +92,7 @@ class LaunchOptions:
             tls=self.tls,
             servers_timeout=self.servers_timeout,
             sync_timeout=self.sync_timeout,
+            max_message_bytes=self.max_message_bytes,
             environment=dict(self.env),
         )
 

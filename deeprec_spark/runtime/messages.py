@@ -27,6 +27,7 @@ MAX_MESSAGE_BYTES = 1 << 30
 MAX_JSON_BYTES = 64 << 20
 MAX_ARRAYS = 100_000
 MAX_DIMENSIONS = 8
+_MAX_EXTENT = 1 << 48
 
 _MAGIC = b"DRM1"
 _PROLOGUE = struct.Struct("<4sIQ")
@@ -71,11 +72,11 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     return np.frombuffer(pa.allocate_buffer(size), dtype=np.uint8)[:size].view(kind).reshape(shape)
 
 
-def encode(message: Message) -> pa.Buffer:
+def encode(message: Message, *, max_bytes: int = MAX_MESSAGE_BYTES) -> pa.Buffer:
     """The message as one 64-byte-aligned buffer.
 
     Raises:
-        ValueError: an array has a dtype that does not travel, or the message exceeds MAX_MESSAGE_BYTES.
+        ValueError: an array has a dtype that does not travel, or the message exceeds `max_bytes`.
     """
     entries: list[tuple[Sequence[Array], int]] = []
     described: list[list[Any]] = []
@@ -95,10 +96,10 @@ def encode(message: Message) -> pa.Buffer:
     text = json.dumps({"header": message.header, "arrays": described}, separators=(",", ":")).encode()
     start = _padded(_PROLOGUE.size + len(text))
     total = start + offset
-    if total > MAX_MESSAGE_BYTES or len(text) > MAX_JSON_BYTES:
+    if total > max_bytes or len(text) > MAX_JSON_BYTES:
         raise ValueError(
-            f"A message may have {MAX_MESSAGE_BYTES} bytes, of which {MAX_JSON_BYTES} JSON; send less at once. "
-            f"Received: {total} bytes, of which {len(text)} JSON"
+            f"A message may have {max_bytes} bytes, of which {MAX_JSON_BYTES} JSON; send less at once (a smaller "
+            f"batch_size), or raise cluster.max_message_mb. Received: {total} bytes, of which {len(text)} JSON"
         )
     buffer = pa.allocate_buffer(total)
     out = np.frombuffer(buffer, dtype=np.uint8)
@@ -126,7 +127,9 @@ def decode(buffer: pa.Buffer, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Message:
     if size < _PROLOGUE.size:
         raise ValueError(f"Not a message: shorter than its prologue. Received: {size} bytes")
     if size > max_bytes:
-        raise ValueError(f"A message may have {max_bytes} bytes. Received: {size} bytes")
+        raise ValueError(
+            f"A message may have {max_bytes} bytes (cluster.max_message_mb). Received: {size} bytes"
+        )
     raw = np.frombuffer(buffer, dtype=np.uint8)
     if buffer.address % 8:
         raw = _aligned_copy(raw)
@@ -158,7 +161,7 @@ def _read_array(raw: npt.NDArray[np.uint8], entry: Any, start: int) -> tuple[str
         and code in _DTYPES
         and isinstance(shape, list)
         and len(shape) <= MAX_DIMENSIONS
-        and all(type(extent) is int and extent >= 0 for extent in shape)
+        and all(type(extent) is int and 0 <= extent <= _MAX_EXTENT for extent in shape)
         and type(offset) is int
         and offset >= 0
         and offset % ALIGNMENT == 0

@@ -39,6 +39,7 @@ class NodeProcess:
             rank=job.rank,
             incarnation=job.incarnation,
             tls=settings.tls,
+            max_bytes=settings.max_message_bytes,
         )
         self._stopped = threading.Event()
         self._done = threading.Event()
@@ -79,6 +80,7 @@ class NodeProcess:
             host=local_host_towards(settings.coordinator),
             token=settings.token,
             tls=settings.tls,
+            max_bytes=settings.max_message_bytes,
         )
         logger.info("Serving at %s", server.address)
         self._client.announce(server.address)
@@ -129,6 +131,7 @@ class NodeProcess:
             incarnation=self._job.incarnation,
             tls=settings.tls,
             step_timeout=settings.sync_timeout + 30.0,
+            max_message_bytes=settings.max_message_bytes,
         )
         return RemoteStore(addresses, options)
 

@@ -234,4 +234,4 @@ def _poll_seconds(message: Message) -> float:
     value: Any = message.header.get("timeout", MAX_POLL_SECONDS)
     if not isinstance(value, (int, float)) or not value >= 0:
         raise ValueError(f"The message needs `timeout` in seconds. Received: timeout={str(value)[:100]}")
-    return min(MAX_POLL_SECONDS, float(value))
+    return float(min(MAX_POLL_SECONDS, value))

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.transport import TlsOptions
 
 Mode = Literal["async", "sync"]
@@ -45,6 +46,7 @@ class CoordinatorOptions:
         heartbeat_interval, heartbeat_timeout: how often a node reports, and after what silence it is lost.
         rejoin_timeout: async: how long the job waits for Spark to start a lost worker again.
         stall_timeout: how long a worker may make no progress in a phase, though it is alive.
+        max_message_bytes: larger messages are refused, by all nodes of the job.
         failure_grace: how long to collect further reports after a first failure, to name the cause.
     """
 
@@ -63,6 +65,7 @@ class CoordinatorOptions:
     rejoin_timeout: float = 120.0
     stall_timeout: float = 3600.0
     failure_grace: float = 2.0
+    max_message_bytes: int = MAX_MESSAGE_BYTES
 
     def __post_init__(self) -> None:
         check_topology(self.num_ps, self.num_workers, self.mode)

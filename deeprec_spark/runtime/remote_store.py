@@ -22,7 +22,7 @@ from deeprec_spark.embedding.store import (
     UniqueKeys,
 )
 from deeprec_spark.embedding.warm_start import WarmStart
-from deeprec_spark.runtime.messages import Message, aligned_empty
+from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, aligned_empty
 from deeprec_spark.runtime.placement import split_dense, split_keys
 from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
 from deeprec_spark.runtime.store_messages import (
@@ -52,6 +52,7 @@ class RemoteStoreOptions:
         step_timeout: for one pull or push, other ranks' part of a synchronous step included.
         file_timeout: for a save or restore.
         retry_seconds: how long a lost connection is tried again before the error is raised.
+        max_message_bytes: larger requests are not sent, larger answers refused.
     """
 
     token: str = field(repr=False)
@@ -61,6 +62,7 @@ class RemoteStoreOptions:
     step_timeout: float = DEFAULT_SYNC_TIMEOUT + 30.0
     file_timeout: float = 3600.0
     retry_seconds: float = 10.0
+    max_message_bytes: int = MAX_MESSAGE_BYTES
 
 
 class RemoteStore:
@@ -79,7 +81,13 @@ class RemoteStore:
             raise ValueError("RemoteStore needs the address of at least one server. Received: addresses=[]")
         self._options = options
         self._connections = [
-            Connection(address, token=options.token, tls=options.tls, timeout=options.step_timeout)
+            Connection(
+                address,
+                token=options.token,
+                tls=options.tls,
+                timeout=options.step_timeout,
+                max_bytes=options.max_message_bytes,
+            )
             for address in addresses
         ]
         self._pool = (

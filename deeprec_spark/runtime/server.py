@@ -84,6 +84,7 @@ class ParameterServer:
 
     def __init__(self, store: EmbeddingStore, options: ServerOptions) -> None:
         self._store = store
+        self._options = options
         self._lock = threading.Lock()
         self._pulls = SequenceGuard(options.num_ps)
         self._pushes = SequenceGuard(options.num_ps)
@@ -159,8 +160,12 @@ class ParameterServer:
         return Message({"step": self._step})
 
     def _is_new(self, guard: SequenceGuard, message: Message) -> bool:
+        sender = Sender.of(message)
+        if sender.rank not in self._options.worker_ranks:
+            ranks = list(self._options.worker_ranks)
+            raise ValueError(f"Workers of this job are ranks {ranks}. Received: rank={sender.rank}")
         with self._lock:
-            return guard.is_new(Sender.of(message))
+            return guard.is_new(sender)
 
     def _push_together(self, requests: Mapping[int, PushRequest]) -> dict[int, int]:
         step = self._store.push(merge_pushes(requests))

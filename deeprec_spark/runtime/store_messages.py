@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ from deeprec_spark.embedding.store import (
 from deeprec_spark.runtime.messages import Message
 
 Array = npt.NDArray[Any]
+
+_MAX_COUNT = 1 << 48
+_MAX_RATE = 1e30
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,8 @@ def decode_push(message: Message) -> PushRequest:
         gradients[table] = SparseGradient(keys[begin:end], flat[at : at + size].reshape(end - begin, dim))
         at += size
     samples = message.header.get("samples")
-    if type(samples) is not int or samples < 0:
-        raise ValueError(f"A push needs its number of samples. Received: samples={samples!r}")
+    if type(samples) is not int or not 0 <= samples <= _MAX_COUNT:
+        raise ValueError(f"A push needs its number of samples. Received: samples={str(samples)[:100]}")
     return PushRequest(
         gradients,
         dense_gradient=_optional(message, "dense_gradient"),
@@ -178,14 +182,17 @@ def spec_to_dict(spec: TableSpec) -> dict[str, Any]:
 
 def spec_from_dict(data: Mapping[str, Any]) -> TableSpec:
     """Read back what `spec_to_dict` gave."""
-    optimizer = data["optimizer"]
-    return TableSpec(
-        name=str(data["name"]),
-        embedding_dim=int(data["embedding_dim"]),
-        option=EmbeddingVariableOption.from_dict(data["option"]),
-        optimizer=None if optimizer is None else Optimizer.from_dict(optimizer),
-        seed=int(data["seed"]),
-    )
+    try:
+        optimizer = data["optimizer"]
+        return TableSpec(
+            name=str(data["name"]),
+            embedding_dim=int(data["embedding_dim"]),
+            option=EmbeddingVariableOption.from_dict(data["option"]),
+            optimizer=None if optimizer is None else Optimizer.from_dict(optimizer),
+            seed=int(data["seed"]),
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"Not a table's spec: {error}. Received: {str(data)[:200]}") from None
 
 
 def file_to_dict(file: CheckpointFile) -> dict[str, Any]:
@@ -223,7 +230,8 @@ def _tables(message: Message) -> tuple[list[str], list[int]]:
         )
     if len(lengths) and int(lengths.min()) < 0:
         raise ValueError(f"Lengths must not be negative. Received: lengths={lengths.tolist()[:20]}")
-    return [str(table) for table in tables], [0, *np.cumsum(lengths).tolist()]
+    # Summed as Python's integers: those of numpy would wrap around.
+    return [str(table) for table in tables], [0, *accumulate(lengths.tolist())]
 
 
 def _check_total(name: str, array: Array, expected: int) -> None:
@@ -240,8 +248,10 @@ def _flag(message: Message, name: str) -> bool:
 
 def _rate(message: Message, name: str) -> float | None:
     value = message.header.get(name)
-    if value is not None and not isinstance(value, (int, float)):
-        raise ValueError(f"{name} must be a number or null. Received: {name}={value!r}")
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or not abs(value) <= _MAX_RATE:
+        raise ValueError(f"{name} must be a finite number or null. Received: {name}={str(value)[:100]}")
     return value
 
 

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from deeprec_spark.redaction import redact
 from deeprec_spark.runtime.errors import ConnectionLostError, JobError, describe_exit
 from deeprec_spark.runtime.job import NodeJob, NodeSettings
 from deeprec_spark.runtime.membership import LOG_TAIL_LINES
@@ -79,7 +80,7 @@ def run_node(job: NodeJob, client: NodeClient) -> tuple[int, list[str]]:
     )
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("subprocess gave no pipes")
-    forwarder = LogForwarder(client, process.stdout)
+    forwarder = LogForwarder(client, process.stdout, secrets=(job.settings.token,))
     try:
         try:
             job.write(process.stdin)
@@ -100,10 +101,14 @@ def node_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 class LogForwarder:
-    """Reads a process's output and sends its lines to the driver's log, in batches; keeps the last ones."""
+    """Reads a process's output and sends its lines to the driver's log, in batches; keeps the last ones.
 
-    def __init__(self, client: NodeClient, stream: IO[bytes]) -> None:
+    `secrets` and the passwords of URIs are masked.
+    """
+
+    def __init__(self, client: NodeClient, stream: IO[bytes], secrets: Sequence[str] = ()) -> None:
         self._client = client
+        self._secrets = secrets
         self._stream = stream
         self._condition = threading.Condition()
         self._pending: deque[str] = deque(maxlen=100 * _MAX_BATCH)
@@ -125,7 +130,7 @@ class LogForwarder:
 
     def _read(self) -> None:
         for raw in iter(self._stream.readline, b""):
-            line = raw.decode("utf-8", "replace").rstrip("\r\n")[:_MAX_LINE]
+            line = redact(raw.decode("utf-8", "replace").rstrip("\r\n")[:_MAX_LINE], self._secrets)
             with self._condition:
                 self._pending.append(line)
                 self._tail.append(line)

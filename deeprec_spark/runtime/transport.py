@@ -151,7 +151,8 @@ class _FlightServer(flight.FlightServerBase):
             handler = self._handlers.get(method)
             if handler is None:
                 raise ValueError(f"There is no method of this name. Received: {method[:100]!r}")
-            return encode(handler(decode(body, max_bytes=self._max_bytes)))
+            answer = handler(decode(body, max_bytes=self._max_bytes))
+            return encode(answer, max_bytes=self._max_bytes)
         except Exception as error:  # every error must reach the caller, and the server must go on
             kind = type(error).__name__
             if kind not in _ERRORS:
@@ -168,6 +169,7 @@ class MessageServer:
         host: the interface to bind, and the name that `address` announces.
         port: 0 takes a free one, and keeps it.
         token: the job's secret; calls without it are refused.
+        max_bytes: larger messages are refused, and larger answers not sent.
     """
 
     def __init__(
@@ -211,10 +213,17 @@ class Connection:
     """A client of one MessageServer; calls may run in several threads at once."""
 
     def __init__(
-        self, address: str, *, token: str, tls: TlsOptions | None = None, timeout: float = 60.0
+        self,
+        address: str,
+        *,
+        token: str,
+        tls: TlsOptions | None = None,
+        timeout: float = 60.0,
+        max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.address = address
         self._timeout = timeout
+        self._max_bytes = max_bytes
         self._headers = [(b"authorization", f"Bearer {token}".encode())]
         scheme = "grpc+tls" if tls else "grpc"
         arguments = tls.client_arguments() if tls else {}
@@ -234,8 +243,9 @@ class Connection:
         """
         limit = self._timeout if timeout is None else timeout
         options = flight.FlightCallOptions(timeout=limit, headers=self._headers)
+        body = encode(message, max_bytes=self._max_bytes)
         try:
-            results = list(self._client.do_action(flight.Action(method, encode(message)), options))
+            results = list(self._client.do_action(flight.Action(method, body), options))
         except flight.FlightUnauthenticatedError:
             raise PermissionError(
                 f"{self.address} refused {method}: it belongs to another job (wrong token)."
@@ -252,7 +262,7 @@ class Connection:
             raise RemoteError(
                 f"{self.address} answered {method} with {len(results)} messages instead of one."
             )
-        answer = decode(results[0].body)
+        answer = decode(results[0].body, max_bytes=self._max_bytes)
         if "error" in answer.header:
             raise _raised(answer.header["error"], self.address, method)
         return answer

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from deeprec_spark.redaction import redact
 from deeprec_spark.runtime.errors import ConnectionLostError, JobEndedError, RegistrationError, StaleNodeError
-from deeprec_spark.runtime.messages import Message
+from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message
 from deeprec_spark.runtime.transport import Connection, TlsOptions
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,21 @@ class NodeClient:
     """Calls that every node and its supervisor make. Safe from several threads."""
 
     def __init__(
-        self, address: str, *, token: str, rank: int, incarnation: int = 0, tls: TlsOptions | None = None
+        self,
+        address: str,
+        *,
+        token: str,
+        rank: int,
+        incarnation: int = 0,
+        tls: TlsOptions | None = None,
+        max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.rank = rank
         self.incarnation = incarnation
-        self._connection = Connection(address, token=token, tls=tls, timeout=_CALL_SECONDS)
+        self._secrets = (token,)
+        self._connection = Connection(
+            address, token=token, tls=tls, timeout=_CALL_SECONDS, max_bytes=max_bytes
+        )
 
     def claim(self, attempt: str, host: str, *, timeout: float = _POLL_SECONDS) -> Mapping[str, Any]:
         """Ask for this rank: status `accepted` (with the incarnation), `standby` (ask again) or `stop`."""
@@ -103,10 +114,11 @@ class NodeClient:
 
     def fail(self, error: BaseException) -> None:
         """Report this node's failure with its traceback; the driver raises it."""
-        text = "".join(traceback.format_exception(error))
+        text = redact("".join(traceback.format_exception(error)), self._secrets)
+        reason = redact(f"{type(error).__name__}: {error}"[:2000], self._secrets)
         if len(text) > _MAX_TRACEBACK:
             text = text[: _MAX_TRACEBACK // 2] + "\n  …\n" + text[-_MAX_TRACEBACK // 2 :]
-        self._call("fail", {"reason": f"{type(error).__name__}: {error}"[:2000], "traceback": text})
+        self._call("fail", {"reason": reason, "traceback": text})
 
     def close(self) -> None:
         """Close the connection."""
