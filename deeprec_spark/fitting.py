@@ -153,7 +153,7 @@ class FitLoop:
     def _checkpoint(self, model_dir: str, keep: int) -> str:
         step = self._pull_dense()
         directory = checkpoint.save_checkpoint(
-            self,
+            self.save,
             model_dir,
             model=self._driver.model,
             tables=self._driver.table_specs,

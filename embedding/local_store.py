@@ -260,11 +260,6 @@ class LocalStore:
         saved = read_chain(chain)
         last = saved[-1]
         warm = warm_start or WarmStart(last.directory)
-        if save_id is not None and last.save_id not in (None, save_id):
-            raise ValueError(
-                "The checkpoint was saved under another id than its manifest says. "
-                f"Received: {last.save_id!r} in {redacted(last.directory)}, save_id={save_id!r}"
-            )
         if warm_start is None and last.tables != set(self._tables):
             raise ValueError(
                 "The checkpoint is of another model: its tables differ. "
@@ -290,7 +285,8 @@ class LocalStore:
             return
         with self._lock:
             self._step = last.step
-        if save_id is not None and all(part.same_layout for part in tables):
+        # Files that were saved under another id are not what the caller will call the base.
+        if save_id is not None and last.save_id == save_id and all(part.same_layout for part in tables):
             for part in tables:
                 part.table.mark_saved()
             self._saved = save_id

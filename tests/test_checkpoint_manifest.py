@@ -16,7 +16,7 @@ from tests import checkpoints
 
 def test_json_gives_back_the_same_manifest(tmp_path: Path) -> None:
     manifest = checkpoints.write(tmp_path).manifest
-    again = checkpoint.Manifest.model_validate_json(manifest.to_json())
+    again = checkpoint.Manifest.from_json(manifest.to_json())
     assert again == manifest
     assert again.fingerprint == manifest.fingerprint
     assert again.table_specs == checkpoints.table_specs()

@@ -28,7 +28,7 @@ def test_what_was_saved_can_be_restored_and_read(tmp_path: Path) -> None:
     rows = filled.pull(PullRequest({"t": seen(EDGES)})).rows["t"]
     for step in (1, 2, 3):
         directory = checkpoint.save_checkpoint(
-            filled,
+            filled.save,
             str(tmp_path),
             model=model,
             tables=tables,

@@ -255,8 +255,9 @@ def test_links_of_a_chain_are_checked(tmp_path: Path) -> None:
         after.restore([full, second])
     with pytest.raises(ValueError, match="chain=\\[\\]"):
         after.restore([])
-    with pytest.raises(ValueError, match=r"'second' in .*second, save_id='other'"):
-        after.restore([full, first, second], "other")
+    after.restore([full, first, second], "other")
+    with pytest.raises(SaveBaseError):  # what the files call themselves counts
+        after.stores[0].snapshot("delta", "other")
     (second / "store-00001.json").unlink()
     with pytest.raises(ValueError, match=r"needs 2 store-\*\.json files\. Received: 1 in .*second"):
         after.restore([full, first, second])

@@ -119,7 +119,7 @@ def trained(model: keras.Model, folder: Path, *, loss: Any, spec: FeatureSpec | 
     for _ in range(5):
         trainer.train_step(batch)
     path = checkpoint.save_checkpoint(
-        trainer.store, str(folder), model=model, tables=table_specs(model), step=5, feature_spec=spec
+        trainer.store.save, str(folder), model=model, tables=table_specs(model), step=5, feature_spec=spec
     )
     reader = Trainer(model, checkpoint.SnapshotStore(path, str(folder / "cache")))
     reader.initialize(batch)

@@ -92,7 +92,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
         optimizer = optimizers.from_keras(model.optimizer)
         folder = tmp_path_factory.mktemp(name)
         path = checkpoint.save_checkpoint(
-            trainer.store,
+            trainer.store.save,
             str(folder),
             model=model,
             tables=table_specs(model, optimizer),

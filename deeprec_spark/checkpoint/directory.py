@@ -1,8 +1,10 @@
-"""Checkpoint directories: commit, find, verify, prune; on local disks and any filesystem that pyarrow knows.
+"""Checkpoint directories: begin, commit, find, verify; on local disks and any filesystem that pyarrow or fsspec knows.
 
 <model_dir>/checkpoints/<step, 12 digits>/manifest.json      written last: it commits the rest
-                                         /tables/<table>/…   what the store saved
+                                         /store-….json       what each server says it wrote
+                                         /tables/<table>/…   rows, counts, tombstones
                                          /dense/…
+A second checkpoint of a step lies in <step>-1, and so on: what is committed is never written over.
 """
 
 from __future__ import annotations
@@ -11,86 +13,117 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from pyarrow import fs
-from pydantic import ValidationError
 
 from deeprec_spark.checkpoint.errors import CheckpointCorruptError, CheckpointNotFoundError
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.embedding.filesystem import join, make_directory, parent, publish, redacted, resolve
 
 MANIFEST = "manifest.json"
-_STEP = re.compile(r"\d{12}")
+FOLDER = "checkpoints"
+_NAME = re.compile(r"(\d{12})(?:-([1-9]\d*))?")
 _READ_BYTES = 4 << 20
 _VERIFY_THREADS = 4
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A committed checkpoint of a model directory."""
+
+    directory: str
+    name: str
+    step: int
+    created: str
+
+
 def directory_of(model_dir: str, step: int) -> str:
-    """Where the checkpoint of a step lies."""
-    return f"{model_dir.rstrip('/')}/checkpoints/{step:012d}"
+    """Where the first checkpoint of a step lies."""
+    return join(model_dir, FOLDER, f"{step:012d}")
+
+
+def new_directory(model_dir: str, step: int) -> str:
+    """Where the next checkpoint of a step goes: beside those of it that are committed."""
+    filesystem, root = resolve(join(model_dir, FOLDER))
+    number = 0
+    while True:
+        name = f"{step:012d}" + (f"-{number}" if number else "")
+        if not _exists(filesystem, f"{root}/{name}/{MANIFEST}"):
+            return join(model_dir, FOLDER, name)
+        number += 1
 
 
 def begin(directory: str) -> None:
     """Make an empty directory to save into; what is there, a checkpoint or a save cut short, is deleted.
 
-    Files of an earlier save, perhaps by another number of servers, must not mix with those of this one.
+    Saves cut short beside it go too: one save of a model runs at a time. Files of an earlier save, perhaps by another
+    number of servers, must not mix with those of this one.
     """
     filesystem, path = resolve(directory)
     if filesystem.get_file_info(path).type != fs.FileType.NotFound:
-        _delete(filesystem, path)
-    filesystem.create_dir(path, recursive=True)
+        delete(filesystem, path)
+    folder = path.rpartition("/")[0]
+    if folder.rpartition("/")[2] == FOLDER:
+        for name in _uncommitted(filesystem, folder):
+            logger.warning("Deleting a save that was cut short: %s", f"{folder}/{name}")
+            delete(filesystem, f"{folder}/{name}")
+    make_directory(filesystem, path)
 
 
 def commit(directory: str, manifest: Manifest) -> None:
     """Write the manifest: until then the directory is no checkpoint.
 
-    It is written beside its name and renamed, which is atomic on file systems; on an object store pyarrow's rename is a
-    copy of one object, which is atomic too.
+    One PUT on an object store, elsewhere a file beside its name that is renamed: readers see all of it or nothing.
+
+    Raises:
+        CheckpointCorruptError: A file that the manifest names is not there, or has another size.
     """
+    check_files(directory, manifest.files, checksums=False)
     filesystem, path = resolve(directory)
-    filesystem.create_dir(path, recursive=True)
-    temporary = f"{path}/.{MANIFEST}.{manifest.fingerprint[:16]}.tmp"
-    with filesystem.open_output_stream(temporary) as stream:
-        stream.write(manifest.to_json())
-    filesystem.move(temporary, f"{path}/{MANIFEST}")
+    make_directory(filesystem, path)
+    publish(filesystem, f"{path}/{MANIFEST}", manifest.to_json())
 
 
-def steps(model_dir: str) -> list[int]:
-    """The steps of the committed checkpoints, in the order of their commits; none where the directory does not exist.
+def entries(model_dir: str) -> list[Entry]:
+    """The committed checkpoints in the order of their commits; none where the directory does not exist.
 
     Not in the order of their numbers: who goes back to an old checkpoint and trains on commits a lower step later.
 
     Raises:
         CheckpointNotFoundError: The directory cannot be read.
     """
-    filesystem, root = resolve(f"{model_dir.rstrip('/')}/checkpoints")
+    location = join(model_dir, FOLDER)
+    filesystem, root = resolve(location)
     try:
-        entries = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-        names = [
-            entry.base_name
-            for entry in entries
-            if entry.type == fs.FileType.Directory and _STEP.fullmatch(entry.base_name)
-        ]
-        manifests = filesystem.get_file_info([f"{root}/{name}/{MANIFEST}" for name in names])
+        names = _names(filesystem, root)
+        infos = filesystem.get_file_info([f"{root}/{name}/{MANIFEST}" for name in names])
     except OSError as error:
         raise CheckpointNotFoundError(
-            f"Cannot read the checkpoints of a model directory: {error}. Received: model_dir={model_dir!r}"
+            f"Cannot read the checkpoints of a model directory: {error}. Received: model_dir={redacted(model_dir)!r}"
         ) from error
-    committed = [
-        int(name) for name, info in zip(names, manifests, strict=True) if info.type == fs.FileType.File
+    found = [
+        Entry(join(location, name), name, _step(name), _created(filesystem, info))
+        for name, info in zip(names, infos, strict=True)
+        if info.type == fs.FileType.File
     ]
-    return sorted(committed, key=lambda step: (_created(filesystem, f"{root}/{step:012d}/{MANIFEST}"), step))
+    return sorted(found, key=lambda entry: (entry.created, entry.step, len(entry.name), entry.name))
+
+
+def steps(model_dir: str) -> list[int]:
+    """The steps of the committed checkpoints, in the order of their commits; see `entries`."""
+    return [entry.step for entry in entries(model_dir)]
 
 
 def latest(model_dir: str) -> str | None:
     """The directory of the checkpoint that was committed last, or None."""
-    found = steps(model_dir)
-    return directory_of(model_dir, found[-1]) if found else None
+    found = entries(model_dir)
+    return found[-1].directory if found else None
 
 
 def find(path: str) -> str:
@@ -101,21 +134,25 @@ def find(path: str) -> str:
     """
     filesystem, root = resolve(path)
     try:
-        if filesystem.get_file_info(f"{root}/{MANIFEST}").type == fs.FileType.File:
-            return path.rstrip("/")
+        if _exists(filesystem, f"{root}/{MANIFEST}"):
+            return join(path)
     except OSError as error:
-        raise CheckpointNotFoundError(f"Cannot read the checkpoint: {error}. Received: {path!r}") from error
+        raise CheckpointNotFoundError(
+            f"Cannot read the checkpoint: {error}. Received: {redacted(path)!r}"
+        ) from error
     newest = latest(path)
     if newest is None:
         raise CheckpointNotFoundError(
             f"No checkpoint here: neither {MANIFEST} nor checkpoints/<step>/{MANIFEST} exists. A `fit` that ended "
-            f"writes one. Received: {path!r}"
+            f"writes one. Received: {redacted(path)!r}"
         )
     return newest
 
 
 def load(path: str, *, verify: bool = True) -> Manifest:
-    """Read the manifest of a checkpoint directory and see that its files are there, whole.
+    """Read the manifest of a checkpoint directory and see that its own files are there, whole.
+
+    What an incremental checkpoint builds on is not looked at: see `chain`.
 
     Args:
         path: The checkpoint's directory, or a model directory, whose newest checkpoint is taken.
@@ -130,8 +167,15 @@ def load(path: str, *, verify: bool = True) -> Manifest:
         2500
     """
     directory = find(path)
+    manifest = read_manifest(directory)
+    check_files(directory, manifest.files, checksums=verify)
+    return manifest
+
+
+def read_manifest(directory: str) -> Manifest:
+    """The manifest of a checkpoint directory, without a look at the files; raises what `load` does."""
     filesystem, root = resolve(directory)
-    location = f"{directory}/{MANIFEST}"
+    location = redacted(join(directory, MANIFEST))
     try:
         with filesystem.open_input_stream(f"{root}/{MANIFEST}") as stream:
             content = stream.read()
@@ -140,13 +184,11 @@ def load(path: str, *, verify: bool = True) -> Manifest:
             f"Cannot read the checkpoint: {error}. Received: {location!r}"
         ) from error
     try:
-        manifest = Manifest.model_validate_json(content)
-    except ValidationError as error:
+        return Manifest.from_json(content)
+    except ValueError as error:
         raise CheckpointCorruptError(
             f"The manifest is damaged or of another version: {error}. Received: {location!r}"
         ) from error
-    check_files(directory, manifest.files, checksums=verify)
-    return manifest
 
 
 def check_files(directory: str, files: Iterable[FileRecord], *, checksums: bool = True) -> None:
@@ -155,109 +197,108 @@ def check_files(directory: str, files: Iterable[FileRecord], *, checksums: bool 
     Raises:
         CheckpointCorruptError: Names the first file that is missing or differs.
     """
+    for problem in problems(directory, files, checksums=checksums):
+        raise CheckpointCorruptError(problem)
+
+
+def problems(directory: str, files: Iterable[FileRecord], *, checksums: bool = True) -> Iterator[str]:
+    """What is wrong with the files of a checkpoint, one sentence for each that is missing or differs."""
     filesystem, root = resolve(directory)
     files = list(files)
-    infos = filesystem.get_file_info([f"{root}/{file.path}" for file in files])
+    try:
+        infos = filesystem.get_file_info([f"{root}/{file.path}" for file in files])
+    except OSError as error:
+        raise CheckpointNotFoundError(
+            f"Cannot read the checkpoint: {error}. Received: {redacted(directory)!r}"
+        ) from error
+    whole = []
     for file, info in zip(files, infos, strict=True):
+        place = redacted(join(directory, file.path))
         if info.type != fs.FileType.File:
-            raise CheckpointCorruptError(
-                f"A file of the checkpoint is missing. Received: {directory}/{file.path}"
+            yield f"A file of the checkpoint is missing. Received: {place}"
+        elif info.size != file.num_bytes:
+            yield (
+                f"A file of the checkpoint has {info.size} bytes instead of {file.num_bytes}. Received: {place}"
             )
-        if info.size != file.num_bytes:
-            raise CheckpointCorruptError(
-                f"A file of the checkpoint has {info.size} bytes instead of {file.num_bytes}. "
-                f"Received: {directory}/{file.path}"
-            )
+        else:
+            whole.append(file)
     if not checksums:
         return
 
-    def check(file: FileRecord) -> None:
+    def check(file: FileRecord) -> str | None:
         digest = hashlib.sha256()
-        with filesystem.open_input_stream(f"{root}/{file.path}") as stream:
-            while chunk := stream.read(_READ_BYTES):
-                digest.update(chunk)
+        place = redacted(join(directory, file.path))
+        try:
+            with filesystem.open_input_stream(f"{root}/{file.path}") as stream:
+                while chunk := stream.read(_READ_BYTES):
+                    digest.update(chunk)
+        except OSError as error:
+            return f"A file of the checkpoint cannot be read: {error}. Received: {place}"
         if digest.hexdigest() != file.sha256:
-            raise CheckpointCorruptError(
+            return (
                 f"A file of the checkpoint is damaged: SHA-256 {digest.hexdigest()} instead of {file.sha256}. "
-                f"Received: {directory}/{file.path}"
+                f"Received: {place}"
             )
+        return None
 
     with ThreadPoolExecutor(_VERIFY_THREADS, thread_name_prefix="verify") as pool:
-        for _ in pool.map(check, files):
-            pass
+        for found in pool.map(check, whole):
+            if found is not None:
+                yield found
 
 
-def prune(model_dir: str, keep_max: int) -> list[int]:
-    """Delete all checkpoints but the last `keep_max` that were committed, and saves cut short below the last one.
-
-    Returns:
-        The steps deleted.
-    """
-    if keep_max < 1:
-        raise ValueError(f"keep_max must be at least 1. Received: keep_max={keep_max}")
-    filesystem, root = resolve(f"{model_dir.rstrip('/')}/checkpoints")
-    committed = steps(model_dir)
-    if not committed:
-        return []
-    keep = set(committed[-keep_max:])
-    entries = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-    present = [
-        int(entry.base_name)
-        for entry in entries
-        if entry.type == fs.FileType.Directory and _STEP.fullmatch(entry.base_name)
-    ]
-    # What is uncommitted and above the last commit may be a save in progress.
-    doomed = sorted(
-        step for step in present if step not in keep and (step in committed or step < committed[-1])
-    )
-    for step in doomed:
-        _delete(filesystem, f"{root}/{step:012d}")
-        logger.info("Deleted checkpoint %012d of %s", step, model_dir)
-    return doomed
-
-
-def copy(source: str, target: str, *, overwrite: bool = False) -> str:
-    """Copy a checkpoint, its manifest last, to another directory; both may be paths or URIs.
-
-    Raises:
-        CheckpointNotFoundError: `source` is no checkpoint.
-        FileExistsError: Something is at `target`, and it is no checkpoint or `overwrite` is not set.
-    """
-    directory = find(source)
-    manifest = load(directory, verify=False)
-    origin, root = resolve(directory)
-    filesystem, path = resolve(target)
-    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
-        committed = filesystem.get_file_info(f"{path}/{MANIFEST}").type == fs.FileType.File
-        if not overwrite or not committed:
-            reason = "set overwrite" if committed else "it is no checkpoint, and is left alone"
-            raise FileExistsError(f"The target of the copy exists: {reason}. Received: {target!r}")
-        _delete(filesystem, path)
-    for file in manifest.files:
-        place = f"{path}/{file.path}"
-        filesystem.create_dir(place.rpartition("/")[0], recursive=True)
-        fs.copy_files(
-            f"{root}/{file.path}", place, source_filesystem=origin, destination_filesystem=filesystem
-        )
-    commit(target, manifest)
-    return target
-
-
-def _delete(filesystem: fs.FileSystem, path: str) -> None:
+def delete(filesystem: Any, path: str) -> None:
     """Delete a checkpoint, its manifest first: a deletion cut short leaves none that looks whole."""
-    if filesystem.get_file_info(f"{path}/{MANIFEST}").type == fs.FileType.File:
+    if _exists(filesystem, f"{path}/{MANIFEST}"):
         filesystem.delete_file(f"{path}/{MANIFEST}")
     filesystem.delete_dir(path)
 
 
-def _created(filesystem: Any, manifest: str) -> str:
-    """When a checkpoint was committed, as its manifest says; "" (the oldest) where that cannot be read.
+def cut_short(model_dir: str) -> list[str]:
+    """The names of the directories of saves that were not committed (or are running)."""
+    filesystem, root = resolve(join(model_dir, FOLDER))
+    return _uncommitted(filesystem, root)
+
+
+def model_dir_of(directory: str) -> str | None:
+    """The model directory that a checkpoint lies in, or None where it is a copy elsewhere."""
+    folder, name = parent(directory)
+    above, last = parent(folder)
+    return above if last == FOLDER and _NAME.fullmatch(name) else None
+
+
+def _names(filesystem: Any, root: str) -> list[str]:
+    found = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    return [
+        entry.base_name
+        for entry in found
+        if entry.type == fs.FileType.Directory and _NAME.fullmatch(entry.base_name)
+    ]
+
+
+def _uncommitted(filesystem: Any, root: str) -> list[str]:
+    names = _names(filesystem, root)
+    infos = filesystem.get_file_info([f"{root}/{name}/{MANIFEST}" for name in names])
+    return [name for name, info in zip(names, infos, strict=True) if info.type == fs.FileType.NotFound]
+
+
+def _step(name: str) -> int:
+    return int(name[:12])
+
+
+def _exists(filesystem: Any, path: str) -> bool:
+    return bool(filesystem.get_file_info(path).type == fs.FileType.File)
+
+
+def _created(filesystem: Any, info: Any) -> str:
+    """When a checkpoint was committed, as its manifest says; the file's own time where that cannot be read.
 
     The manifest and not the file's own time: copies of a model directory keep the order.
     """
     try:
-        with filesystem.open_input_stream(manifest) as stream:
-            return str(json.loads(stream.read()).get("created", ""))
+        with filesystem.open_input_stream(info.path) as stream:
+            created = str(json.loads(stream.read()).get("created", ""))
     except (OSError, ValueError, AttributeError) as error:
-        logger.warning("Cannot read the manifest %s: %s", manifest, error)
-        return ""
+        logger.warning("Cannot read the manifest %s: %s", info.path, error)
+        created = "" if info.mtime is None else info.mtime.isoformat(timespec="microseconds")
+    return created

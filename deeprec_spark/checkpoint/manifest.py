@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deeprec_spark.checkpoint.errors import CheckpointMismatchError
 from deeprec_spark.embedding.optimizers import Optimizer
@@ -128,18 +128,37 @@ class ModelRecord(_Record):
 class Manifest(_Record):
     """All of a checkpoint but the numbers themselves.
 
-    `extra` is free JSON for what drives the training: learning-rate state, callbacks, the data position.
+    An incremental checkpoint has in its files what changed since `base`, tombstones, and the dense weights whole.
+    `position` and `training` belong to what drives the training: where in the data it is, and learning rates, random
+    state and options. `extra` is free JSON of the caller.
     """
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 2
     step: int = Field(ge=0)
     epoch: int = Field(ge=0)
     created: str = Field("", description="ISO 8601, UTC.")
+    kind: Literal["full", "incremental"] = "full"
+    base: str | None = Field(None, description="Directory name of the checkpoint that it builds on.")
+    base_id: str | None = Field(None, description="save_id of that checkpoint.")
+    save_id: str | None = Field(None, description="What the stores called this save; unique.")
+    position: dict[str, Any] | None = None
+    training: dict[str, Any] = Field(default_factory=dict)
     tables: tuple[TableRecord, ...]
     files: tuple[FileRecord, ...]
     model: ModelRecord
     feature_spec: FeatureSpec | None = None
     extra: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _base_fits_kind(self) -> Manifest:
+        if (self.kind == "incremental") != (self.base is not None) or (self.base is None) != (
+            self.base_id is None
+        ):
+            raise ValueError(
+                "An incremental checkpoint names the one it builds on, and only it does. "
+                f"Received: kind={self.kind!r}, base={self.base!r}, base_id={self.base_id!r}"
+            )
+        return self
 
     @property
     def fingerprint(self) -> str:
@@ -166,8 +185,22 @@ class Manifest(_Record):
         )
 
     def to_json(self) -> bytes:
-        """The manifest as it is written."""
-        return (json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n").encode()
+        """The manifest as it is written; `checksum` is the SHA-256 of the rest, so that no byte of it can change."""
+        data = self.model_dump(mode="json")
+        if self.format_version > 1:
+            data["checksum"] = hashlib.sha256(_canonical(data)).hexdigest()
+        return _canonical(data)
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Manifest:
+        """From what `to_json` gave; a ValueError says what is wrong with it."""
+        data = json.loads(content)
+        if isinstance(data, dict) and data.get("format_version") != 1:
+            checksum = data.pop("checksum", None)
+            expected = hashlib.sha256(_canonical(data)).hexdigest()
+            if checksum != expected or content != _canonical({**data, "checksum": checksum}):
+                raise ValueError(f"its checksum is {checksum} and its content's {expected}")
+        return cls.model_validate(data)
 
     def check_model(
         self,
@@ -192,6 +225,10 @@ class Manifest(_Record):
                 f"another model_dir. Received: {what} with tables {sorted(table.name for table in tables)}, checkpoint "
                 f"of {self.model.name!r} at step {self.step} with tables {sorted(table.name for table in self.tables)}"
             )
+
+
+def _canonical(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()
 
 
 def weight_records(model: Any) -> tuple[WeightRecord, ...]:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Any
 
-from deeprec_spark.checkpoint.directory import begin, commit, directory_of, prune
+from deeprec_spark.checkpoint.chains import prune
+from deeprec_spark.checkpoint.directory import begin, commit, new_directory, read_manifest
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest, ModelRecord, TableRecord
+from deeprec_spark.embedding.filesystem import join, parent
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import CheckpointFile, TableSpec
 from deeprec_spark.features.spec import FeatureSpec
 
-
-class Saver(Protocol):
-    """What can write parameters: an EmbeddingStore, or whoever asks the nodes that hold one."""
-
-    def save(self, directory: str) -> Sequence[CheckpointFile]:
-        """Write every table, the dense parameters, all slots and the step below `directory`."""
+Writer = Callable[[str], Sequence[CheckpointFile]]
+"""Writes parameters below a directory: an EmbeddingStore's `save`, or whoever asks the nodes that hold one."""
 
 
 def save_checkpoint(
-    store: Saver,
+    writer: Writer,
     model_dir: str,
     *,
     model: Any,
@@ -30,39 +29,60 @@ def save_checkpoint(
     epoch: int = 0,
     optimizer: Optimizer | None = None,
     feature_spec: FeatureSpec | None = None,
+    base: str | None = None,
+    save_id: str | None = None,
+    position: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
     keep_max: int | None = None,
 ) -> str:
-    """Save a store's tables and dense parameters, commit them, and delete old checkpoints.
+    """Have parameters written, commit them as a checkpoint, and delete old ones.
 
     Args:
-        store: What holds the parameters.
+        writer: Writes the files, `store.save` for a full checkpoint of a store.
         model_dir: Where checkpoints lie below; a path or URI.
-        model: The built Keras model they belong to.
+        model: The built Keras model they belong to, or the record of one.
         tables: The model's tables, as `layers.tables.table_specs` gives them.
         step, epoch: Where training is.
         optimizer: Of the dense parameters.
         feature_spec: How the model's columns are prepared.
+        base: The directory of the checkpoint that an incremental one builds on, or its name; None for a full one.
+        save_id: What the stores call this save; None makes one up.
+        position: Where in the data training is, as JSON.
+        training: Learning rates, random state and options, as JSON.
         extra: More JSON for the manifest.
-        keep_max: Keep so many checkpoints; None keeps all.
+        keep_max: Keep so many checkpoints, and what they build on; None keeps all.
 
     Returns:
         The checkpoint's directory.
 
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint `base`.
+
     Example:
-        >>> save_checkpoint(store, "/models/ctr", model=model, tables=table_specs(model), step=trainer.step)
+        >>> save_checkpoint(store.save, "/models/ctr", model=model, tables=table_specs(model), step=trainer.step)
         '/models/ctr/checkpoints/000000002500'
     """
-    directory = directory_of(model_dir, step)
+    directory = new_directory(model_dir, step)
+    base_name = base_id = None
+    if base is not None:
+        base_name = parent(base)[1] or base
+        base_id = read_manifest(join(parent(directory)[0], base_name)).save_id
     begin(directory)
-    files = store.save(directory)
+    files = writer(directory)
     manifest = Manifest(
         step=step,
         epoch=epoch,
         created=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
+        kind="full" if base is None else "incremental",
+        base=base_name,
+        base_id=base_id,
+        save_id=save_id or uuid.uuid4().hex,
+        position=None if position is None else dict(position),
+        training=dict(training or {}),
         tables=tuple(TableRecord.of(table) for table in tables),
         files=tuple(FileRecord.of(file) for file in files),
-        model=ModelRecord.of(model, optimizer),
+        model=model if isinstance(model, ModelRecord) else ModelRecord.of(model, optimizer),
         feature_spec=feature_spec,
         extra=dict(extra or {}),
     )

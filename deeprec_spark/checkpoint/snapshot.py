@@ -62,6 +62,8 @@ class SnapshotTable:
 class SnapshotStore:
     """The tables and dense parameters of one checkpoint, for prediction, evaluation and export.
 
+    An incremental checkpoint is read together with what it builds on.
+
     The first process on a host sorts each table by key into the cache directory; all others map the same files,
     so that any number of Python workers share one copy in the page cache. The cache is found by the manifest's
     content, so a copied or moved checkpoint is not sorted twice, and a new one never reads an old one's rows.
@@ -71,7 +73,7 @@ class SnapshotStore:
     SavedModel does the same, so that predictions agree. Ids that a filter has only counted have no row.
 
     Args:
-        path: Checkpoint directory, or a model directory, whose newest checkpoint is taken. Any URI that pyarrow opens.
+        path: Checkpoint directory, or a model directory, whose newest checkpoint is taken; any URI.
         cache_dir: Where sorted files go; default: `$DEEPREC_SPARK_CACHE`, or a folder of the user's in the temporary
             directory.
         lock_timeout: Seconds to wait while another process sorts.

@@ -25,12 +25,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from deeprec_spark.checkpoint.directory import check_files
+from deeprec_spark.checkpoint.chains import chain
 from deeprec_spark.checkpoint.errors import CheckpointCorruptError
 from deeprec_spark.checkpoint.locking import file_lock
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest, TableRecord
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.embedding.filesystem import redacted, resolve
 from deeprec_spark.embedding.store import Float32Array, Int64Array
+from deeprec_spark.embedding.table_chain import TableChain
+from deeprec_spark.embedding.table_files import int64_column
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +84,13 @@ def open_dense(folder: Path) -> tuple[Float32Array, Float32Array]:
 
 
 def _build(folder: Path, path: str, manifest: Manifest) -> None:
-    logger.info("Sorting the tables of %s into %s", path, folder)
-    check_files(path, manifest.files)
+    logger.info("Sorting the tables of %s into %s", redacted(path), folder)
+    directories = chain(path)
     building = folder.parent / f"{folder.name}.{uuid.uuid4().hex}.building"
     building.mkdir()
     try:
         for table in manifest.tables:
-            # Keys that an admission filter is still counting lie in files of their own, and have no row.
-            files = [file for file in manifest.files_of(table.name) if _name(file).startswith("part-")]
-            _write_table(building, path, table, files)
+            _write_table(building, path, table, TableChain(directories, table.name))
         _write_vector(building / "dense.npy", path, manifest, "part-", manifest.model.dense_size)
         _write_vector(building / "state.npy", path, manifest, "state-", manifest.model.state_size)
         os.rename(building, folder)
@@ -98,9 +98,9 @@ def _build(folder: Path, path: str, manifest: Manifest) -> None:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _write_table(folder: Path, path: str, table: TableRecord, files: list[FileRecord]) -> None:
+def _write_table(folder: Path, path: str, table: TableRecord, rows_of: TableChain) -> None:
     """Two passes: the keys decide where each row goes, then the values are written there batch by batch."""
-    parts = [column.to_numpy() for column in _column(path, files, "key")]
+    parts = [int64_column(batch, "key") for batch in rows_of.rows(columns=["key"])]
     keys = np.concatenate(parts) if parts else np.empty(0, np.int64)
     order = np.argsort(keys, kind="stable")
     keys_file, values_file = _table_files(folder, table.name)
@@ -108,7 +108,7 @@ def _write_table(folder: Path, path: str, table: TableRecord, files: list[FileRe
     if len(ascending) > 1 and (ascending[1:] == ascending[:-1]).any():
         repeated = int(ascending[1:][ascending[1:] == ascending[:-1]][0])
         raise CheckpointCorruptError(
-            f"Table {table.name!r} of the checkpoint holds a key twice. Received: key={repeated}, {path}"
+            f"Table {table.name!r} of the checkpoint holds a key twice. Received: key={repeated}, {redacted(path)}"
         )
     np.save(keys_file, ascending)
     del ascending, keys, parts
@@ -118,12 +118,13 @@ def _write_table(folder: Path, path: str, table: TableRecord, files: list[FileRe
     shape = (len(position), table.embedding_dim)
     values = _create(values_file, shape)
     start = 0
-    for column in _column(path, files, "value"):
+    for batch in rows_of.rows(columns=["key", "value"]):
+        column = batch.column("value")
         rows = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
         if len(column) and rows.shape[1] != table.embedding_dim:
             raise CheckpointCorruptError(
                 f"Rows of table {table.name!r} have {rows.shape[1]} elements instead of {table.embedding_dim}. "
-                f"Received: {path}"
+                f"Received: {redacted(path)}"
             )
         values[position[start : start + len(rows)]] = rows
         start += len(rows)
@@ -137,7 +138,7 @@ def _write_vector(target: Path, path: str, manifest: Manifest, prefix: str, size
     if len(vector) != size:
         raise CheckpointCorruptError(
             f"The checkpoint holds {len(vector)} dense numbers ({prefix}*) and its manifest says {size}. "
-            f"Received: {path}"
+            f"Received: {redacted(path)}"
         )
     np.save(target, np.ascontiguousarray(vector, np.float32))
 

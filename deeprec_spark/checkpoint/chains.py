@@ -1,0 +1,209 @@
+"""Chains: a full checkpoint and the incremental ones that build on it; found, verified, copied and pruned together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from pyarrow import fs
+
+from deeprec_spark.checkpoint.directory import (
+    FOLDER,
+    MANIFEST,
+    check_files,
+    commit,
+    cut_short,
+    delete,
+    entries,
+    find,
+    model_dir_of,
+    read_manifest,
+)
+from deeprec_spark.checkpoint.errors import CheckpointCorruptError, CheckpointNotFoundError
+from deeprec_spark.checkpoint.manifest import Manifest
+from deeprec_spark.embedding.filesystem import join, make_directory, parent, redacted, resolve
+
+logger = logging.getLogger(__name__)
+
+BASES = "bases"
+"""Below the copy of an incremental checkpoint: what it builds on."""
+
+_BROKEN = (CheckpointCorruptError, CheckpointNotFoundError)
+
+
+def chain(path: str, *, verify: bool = True, fallback: bool = False) -> list[str]:
+    """The directories to restore from: a full checkpoint, then incremental ones in order, the newest last.
+
+    Args:
+        path: A checkpoint's directory, or a model directory, whose newest checkpoint is taken.
+        verify: Read all files and compare SHA-256; without it only their sizes are compared.
+        fallback: Where the newest state cannot be had, take the last one that can, and warn which that is.
+
+    Raises:
+        CheckpointNotFoundError: No committed checkpoint.
+        CheckpointCorruptError: A file of the chain is damaged or missing; names it. With `fallback`: of every chain.
+
+    Example:
+        >>> chain("/models/ctr")  # doctest: +SKIP
+        ['/models/ctr/checkpoints/000000002000', '/models/ctr/checkpoints/000000002500']
+    """
+    newest = find(path)
+    checked: dict[str, Manifest] = {}
+    try:
+        return _verified(newest, verify, checked)
+    except _BROKEN as error:
+        if not fallback:
+            raise
+        broken = error
+    for directory in _earlier(newest):
+        try:
+            good = _verified(directory, verify, checked)
+        except _BROKEN as error:
+            logger.warning("Not restorable either: %s", error)
+            continue
+        logger.warning(
+            "The newest checkpoint %s cannot be restored (%s): going back to %s",
+            redacted(newest),
+            broken,
+            redacted(directory),
+        )
+        return good
+    raise broken
+
+
+def load_chain(path: str, *, verify: bool = False) -> list[tuple[str, Manifest]]:
+    """The directories of `chain` with their manifests."""
+    return [(directory, read_manifest(directory)) for directory in chain(path, verify=verify)]
+
+
+def base_of(directory: str, manifest: Manifest) -> str | None:
+    """The directory that an incremental checkpoint builds on; None for a full one.
+
+    Raises:
+        CheckpointCorruptError: It is not there, or another one took its place.
+    """
+    if manifest.base is None:
+        return None
+    candidates = [join(directory, BASES, manifest.base), join(parent(directory)[0], manifest.base)]
+    for candidate in candidates:
+        filesystem, root = resolve(candidate)
+        if filesystem.get_file_info(f"{root}/{MANIFEST}").type != fs.FileType.File:
+            continue
+        found = read_manifest(candidate)
+        if found.save_id != manifest.base_id:
+            raise CheckpointCorruptError(
+                "An incremental checkpoint builds on one that another has replaced: "
+                f"{manifest.base_id!r} is gone. Received: {redacted(directory)} on {redacted(candidate)} "
+                f"({found.save_id!r})"
+            )
+        return candidate
+    raise CheckpointCorruptError(
+        "A checkpoint that an incremental one builds on is missing. "
+        f"Received: {redacted(join(candidates[-1], MANIFEST))}, needed by {redacted(directory)}"
+    )
+
+
+def prune(model_dir: str, keep_max: int) -> list[int]:
+    """Delete all checkpoints but the last `keep_max` that were committed and what those build on.
+
+    Saves cut short below the last one go too.
+
+    Returns:
+        The steps deleted.
+    """
+    if keep_max < 1:
+        raise ValueError(f"keep_max must be at least 1. Received: keep_max={keep_max}")
+    committed = entries(model_dir)
+    if not committed:
+        return []
+    try:
+        needed = {
+            parent(directory)[1] for entry in committed[-keep_max:] for directory, _ in _walk(entry.directory)
+        }
+    except _BROKEN as error:
+        logger.warning("Nothing is deleted, for a checkpoint is broken: %s", error)
+        return []
+    filesystem, root = resolve(join(model_dir, FOLDER))
+    # Newest first: what is left of a deletion cut short still has all that it builds on.
+    doomed = [entry.name for entry in reversed(committed) if entry.name not in needed]
+    # What is uncommitted and above the last commit may be a save in progress.
+    doomed += [name for name in cut_short(model_dir) if int(name[:12]) < committed[-1].step]
+    for name in doomed:
+        delete(filesystem, f"{root}/{name}")
+        logger.info("Deleted checkpoint %s of %s", name, redacted(model_dir))
+    return sorted(int(name[:12]) for name in doomed)
+
+
+def copy(source: str, target: str, *, overwrite: bool = False) -> str:
+    """Copy a checkpoint with what it builds on, its manifest last, to another directory; both may be paths or URIs.
+
+    Raises:
+        CheckpointNotFoundError: `source` is no checkpoint.
+        CheckpointCorruptError: A file of it, or of what it builds on, is missing or has another size.
+        FileExistsError: Something is at `target`, and it is no checkpoint or `overwrite` is not set.
+    """
+    directories = chain(source, verify=False)
+    filesystem, path = resolve(target)
+    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+        committed = filesystem.get_file_info(f"{path}/{MANIFEST}").type == fs.FileType.File
+        if not overwrite or not committed:
+            reason = "set overwrite" if committed else "it is no checkpoint, and is left alone"
+            raise FileExistsError(f"The target of the copy exists: {reason}. Received: {redacted(target)!r}")
+        delete(filesystem, path)
+    for directory in directories[:-1]:
+        _copy_one(directory, join(target, BASES, parent(directory)[1]))
+    _copy_one(directories[-1], target)
+    return target
+
+
+def _copy_one(source: str, target: str) -> None:
+    manifest = read_manifest(source)
+    origin, root = resolve(source)
+    filesystem, path = resolve(target)
+    for file in manifest.files:
+        place = f"{path}/{file.path}"
+        make_directory(filesystem, place.rpartition("/")[0])
+        fs.copy_files(
+            f"{root}/{file.path}", place, source_filesystem=origin, destination_filesystem=filesystem
+        )
+    commit(target, manifest)
+
+
+def _walk(directory: str) -> list[tuple[str, Manifest]]:
+    """The chain of a checkpoint by its manifests, newest first."""
+    found: list[tuple[str, Manifest]] = []
+    place: str | None = directory
+    while place is not None:
+        manifest = read_manifest(place)
+        if any(place == seen for seen, _ in found):
+            raise CheckpointCorruptError(
+                f"Checkpoints build on each other in a circle. Received: {redacted(place)}"
+            )
+        found.append((place, manifest))
+        place = base_of(place, manifest)
+    return found
+
+
+def _verified(directory: str, verify: bool, checked: dict[str, Manifest]) -> list[str]:
+    found = _walk(directory)[::-1]
+    for place, manifest in found:
+        if checked.get(place) != manifest:
+            check_files(place, manifest.files, checksums=verify)
+            checked[place] = manifest
+    return [place for place, _ in found]
+
+
+def _earlier(directory: str) -> Sequence[str]:
+    """Checkpoints committed before one, newest first; for a copy elsewhere, those it was built on."""
+    model_dir = model_dir_of(directory)
+    if model_dir is None:
+        folder = join(directory, BASES)
+        filesystem, root = resolve(folder)
+        names = [
+            entry.base_name for entry in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        ]
+        return sorted((join(folder, name) for name in names), reverse=True)
+    found = entries(model_dir)
+    name = parent(directory)[1]
+    position = next((index for index, entry in enumerate(found) if entry.name == name), len(found))
+    return [entry.directory for entry in reversed(found[:position])]
