@@ -58,6 +58,10 @@ class Bags:
             total = tf.size(self.ids, tf.int64)
             shape = tf.stack([total, tf.constant(width, tf.int64)])
             rows = tf.scatter_nd(self.positions[:, tf.newaxis], rows, shape)
+        inner = list(self.ids.shape[1:])
+        if None not in inner and 0 not in inner:
+            # The rows tell how many ids there are, so that the ids themselves need not reach the step.
+            return rows if not inner else tf.reshape(rows, [-1, *inner, width])
         result = tf.reshape(rows, tf.concat([tf.shape(self.ids), [width]], 0))
         result.set_shape([*self.ids.shape, width])
         return result
@@ -82,6 +86,10 @@ class Bags:
         single = self.ids.shape.rank == 1
         outer = shape if single else shape[:-1]
         static_outer = list(self.ids.shape) if single else list(self.ids.shape[:-1])
+        if self.positions is None and None not in self.ids.shape[1:] and 0 not in self.ids.shape[1:]:
+            if single:
+                return values
+            return tf.reduce_sum(tf.reshape(values, [-1, *self.ids.shape[1:], width]), axis=-2)
         if self.positions is None:
             # Each bag has as many ids as the last axis is long, so the sum needs no segment numbers.
             length = tf.constant([1], tf.int32) if single else shape[-1:]

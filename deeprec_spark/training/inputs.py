@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -53,6 +54,14 @@ class InputBinding:
         return [
             tf.TensorSpec([None, *width], dtype, name=f"input_{position}")
             for position, (width, dtype) in enumerate(zip(self._widths, self.dtypes, strict=True))
+        ]
+
+    @cached_property
+    def empty_tensors(self) -> list[Any]:
+        """A tensor without rows for each column, to stand for one that a function does not use."""
+        return [
+            tf.zeros([0 if side is None else side for side in spec.shape], spec.dtype)
+            for spec in self.signature()
         ]
 
     def arrays(self, features: Mapping[str, Array]) -> list[Array]:

@@ -177,6 +177,13 @@ class TrainProgram:
             ],
             autograph=False,
         ).get_concrete_function()
+        columns = self._function.inputs[2 + 4 * len(plan.groups) :][: len(binding.columns)]
+        self._used = reached_inputs(self._function.graph, columns)
+
+    @property
+    def used_columns(self) -> list[bool]:
+        """Which columns the step computes with; ids that only choose rows are not among them."""
+        return self._used
 
     def run(
         self,
@@ -332,6 +339,19 @@ class PredictProgram:
             predicted = call_model(self._model, self._binding.pack(columns), training=False)
             gather.finish()
         return [tf.convert_to_tensor(output) for output in keras.tree.flatten(predicted)]
+
+
+def reached_inputs(graph: Any, inputs: Sequence[Tensor]) -> list[bool]:
+    """Which of these placeholders the outputs or the side effects of a function graph depend on."""
+    waiting = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    seen = {id(op) for op in waiting}
+    while waiting:
+        op = waiting.pop()
+        for source in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if id(source) not in seen:
+                seen.add(id(source))
+                waiting.append(source)
+    return [id(tensor.op) in seen for tensor in inputs]
 
 
 def weight_signature(weighted: bool) -> list[Any]:

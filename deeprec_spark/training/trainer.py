@@ -136,6 +136,10 @@ class Trainer:
         reply = self.pull(prepared)
         self.push(prepared, self.compute(prepared, reply))
 
+    def record(self) -> None:
+        """Make the trace that finds the ids of a training batch, if it is not made yet."""
+        self._recording(training=True)
+
     def prepare(self, batch: Batch) -> PreparedBatch:
         """First stage: tensors, sample weights, and the distinct keys of the batch. Reads no parameter."""
         return self._prepare(batch, training=True)
@@ -288,19 +292,30 @@ class Trainer:
 
     def _prepare(self, batch: Batch, *, training: bool, labels: bool = True) -> PreparedBatch:
         arrays = self._inputs.arrays(batch.features)
-        columns = [as_tensor(array) for array in arrays]
         label_arrays = self._outputs.arrays(batch) if labels else []
         weight = batch.sample_weight if labels else None
         if training and self.options.class_weight is not None:
             if weight is not None:
                 raise ValueError("Give class_weight or sample weights, not both. Received: both")
             weight = class_weights(label_arrays[0], self.options.class_weight)
+        recording = self._recording(training)
+        program = self._train_programs.get(weight is not None) if training else None
+        if program is None or recording.plan.needs_recording:
+            columns = [as_tensor(array) for array in arrays]
+        else:
+            # Ids that only choose rows are not handed to TensorFlow: their rows are.
+            columns = [
+                as_tensor(array) if used else empty
+                for array, used, empty in zip(
+                    arrays, program.used_columns, self._inputs.empty_tensors, strict=True
+                )
+            ]
         return PreparedBatch(
             batch,
             columns,
             [as_tensor(array) for array in label_arrays],
             [] if weight is None else [as_tensor(np.asarray(weight, np.float32))],
-            self._recording(training).lookups(arrays, columns),
+            recording.lookups(arrays, columns),
         )
 
     def _read(self, batch: Batch, *, labels: bool = True) -> tuple[PreparedBatch, RowTensors]:

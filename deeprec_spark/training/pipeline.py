@@ -1,0 +1,231 @@
+"""StepPipeline (DeepRec's SmartStage): the stages of successive steps overlapped, without the model knowing.
+
+    reading, prepare   a thread:     batch 3 │ batch 4 │ batch 5        up to `depth` batches ahead
+    pull, push         a thread:     pull 2, push 0 │ pull 3, push 1    only with max_staleness > 0
+    compute            the caller:   batch 1 │ batch 2 │ batch 3
+
+With `max_staleness=0` a batch's rows are pulled after all earlier batches were pushed: the result is, bit for bit, that
+of one `train_step` after the other. With `max_staleness=s` a pull may run before the last s pushes of this worker, so
+that the store's work overlaps with computing; the order of pulls and pushes is still fixed, not a matter of timing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from deeprec_spark.data.batch import Batch
+
+if TYPE_CHECKING:
+    from deeprec_spark.embedding.store import PullReply
+    from deeprec_spark.training.programs import TrainResult
+    from deeprec_spark.training.trainer import PreparedBatch, Trainer
+
+Tag = TypeVar("Tag")
+Gated = TypeVar("Gated", contravariant=True)
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """How far stages of later steps may run ahead.
+
+    Args:
+        depth: batches that are read and prepared ahead of the step that computes; 0 does all in the caller's thread.
+        max_staleness: pushes of this worker that a pull may run ahead of; 0 gives the result of unpipelined steps.
+    """
+
+    depth: int = 2
+    max_staleness: int = 0
+
+    def __post_init__(self) -> None:
+        if self.depth < 0 or self.max_staleness < 0:
+            raise ValueError(
+                "depth and max_staleness must not be negative. "
+                f"Received: depth={self.depth}, max_staleness={self.max_staleness}"
+            )
+        if self.max_staleness > 0 and self.depth == 0:
+            raise ValueError(
+                "Pulls can only run ahead of batches that are prepared ahead: set depth to at least 1. "
+                f"Received: depth=0, max_staleness={self.max_staleness}"
+            )
+
+
+class Begin(enum.Enum):
+    """What a gate says to a step that wants to begin."""
+
+    GO = "go"
+    HELD = "held"  # not now: let what has begun come to its end, then ask again and wait
+    STOP = "stop"  # no step begins any more
+
+
+class Gate(Protocol[Gated]):
+    """Who may keep steps from beginning, and is told of those that ended; called in the order of the steps."""
+
+    def begin(self, tag: Gated, *, wait: bool) -> Begin:
+        """Before a step's pull. With `wait` it answers GO or STOP only."""
+
+    def end(self, tag: Gated) -> None:
+        """After a step's push, in the thread that pushed."""
+
+
+class OpenGate:
+    """Lets every step pass."""
+
+    def begin(self, tag: object, *, wait: bool) -> Begin:
+        """Always GO."""
+        return Begin.GO
+
+    def end(self, tag: object) -> None:
+        """Nothing to do."""
+
+
+class StepPipeline:
+    """Trains on a stream of batches with the stages of a Trainer's steps overlapped.
+
+    Args:
+        trainer: an initialized Trainer.
+        options: see PipelineOptions.
+        gate: asked before each step's pull, told after each push.
+
+    Example:
+        >>> pipeline = StepPipeline(trainer, PipelineOptions(depth=2))
+        >>> for number in pipeline.train((batch, number) for number, batch in enumerate(batches)):
+        ...     print("trained", number)
+    """
+
+    def __init__(
+        self, trainer: Trainer, options: PipelineOptions | None = None, gate: Gate[Any] | None = None
+    ) -> None:
+        self._trainer = trainer
+        self._gate: Gate[Any] = gate or OpenGate()
+        self.options = options or PipelineOptions()
+        self.stale_pulls = 0
+        """Pulls that ran ahead of at least one push of this worker."""
+
+    def train(self, batches: Iterable[tuple[Batch, Tag]]) -> Iterator[Tag]:
+        """Train on every batch, in order; yields each one's tag once its update is in the store.
+
+        `batches` is advanced in another thread where there is a depth, and is not finished when the gate says STOP.
+        What a stage raises is raised here, after the stages that run have ended. Batches that were read ahead are then
+        dropped untrained. A batch without samples is a step all the same (see `Trainer.train_empty`).
+        """
+        if self.options.depth == 0:
+            yield from self._in_order((batch, None, tag) for batch, tag in batches)
+            return
+        with ExitStack() as stack:
+            steps = _read_ahead(stack, iter(batches), self._trainer, self.options.depth)
+            if self.options.max_staleness == 0:
+                yield from self._in_order(steps)
+            else:
+                yield from self._ahead(steps, _executor(stack, "store"))
+
+    def _in_order(self, steps: Iterable[_Step[Tag]]) -> Iterator[Tag]:
+        trainer = self._trainer
+        for batch, prepared, tag in steps:
+            if self._gate.begin(tag, wait=True) is Begin.STOP:
+                return
+            if prepared is None:
+                trainer.train_step(batch)
+            else:
+                trainer.push(prepared, trainer.compute(prepared, trainer.pull(prepared)))
+            self._gate.end(tag)
+            yield tag
+
+    def _ahead(self, steps: Iterator[_Step[Tag]], store: ThreadPoolExecutor) -> Iterator[Tag]:
+        """Pulls and pushes in one thread, so that their order is fixed: pull i + max_staleness, then push i."""
+        pulled: deque[tuple[_Step[Tag], Future[PullReply | None]]] = deque()
+        pushed: deque[tuple[Tag, Future[None]]] = deque()
+        waiting = next(steps, None)
+        while True:
+            while waiting is not None and len(pulled) <= self.options.max_staleness:
+                if not pulled:
+                    yield from _finished(pushed, all_of_them=True)
+                answer = self._gate.begin(waiting[2], wait=not pulled)
+                if answer is Begin.HELD:
+                    break
+                if answer is Begin.STOP:
+                    waiting = None
+                    break
+                self.stale_pulls += bool(pulled)
+                pulled.append((waiting, store.submit(self._pull, waiting)))
+                waiting = next(steps, None)
+            if not pulled:
+                break
+            step, reply = pulled.popleft()
+            result = self._compute(step, reply.result())
+            pushed.append((step[2], store.submit(self._push, step, result)))
+            yield from _finished(pushed, all_of_them=False)
+        yield from _finished(pushed, all_of_them=True)
+
+    def _pull(self, step: _Step[Any]) -> PullReply | None:
+        _, prepared, _ = step
+        return None if prepared is None else self._trainer.pull(prepared)
+
+    def _compute(self, step: _Step[Any], reply: PullReply | None) -> TrainResult | None:
+        _, prepared, _ = step
+        return None if prepared is None or reply is None else self._trainer.compute(prepared, reply)
+
+    def _push(self, step: _Step[Any], result: TrainResult | None) -> None:
+        batch, prepared, tag = step
+        if prepared is None or result is None:
+            self._trainer.train_step(batch)
+        else:
+            self._trainer.push(prepared, result)
+        self._gate.end(tag)
+
+
+_Step = tuple[Batch, "PreparedBatch | None", Tag]
+"""A batch, its first stage's result (None: it has no samples, or was not prepared), and its tag."""
+
+
+def _read_ahead(
+    stack: ExitStack, batches: Iterator[tuple[Batch, Tag]], trainer: Trainer, depth: int
+) -> Iterator[_Step[Tag]]:
+    """The steps of the batches, read and prepared up to `depth` ahead in a thread that ends with the stack."""
+    stack.callback(_close, batches)
+    reader = _executor(stack, "prepare")
+    ahead: deque[Future[_Step[Tag] | None]] = deque()
+
+    def read() -> _Step[Tag] | None:
+        entry = next(batches, None)
+        if entry is None:
+            return None
+        batch, tag = entry
+        return batch, trainer.prepare(batch) if batch.size else None, tag
+
+    # The trace that finds a batch's ids is made in the caller's thread: Keras keeps its scopes by thread.
+    trainer.record()
+    for _ in range(depth):
+        ahead.append(reader.submit(read))
+    while True:
+        step = ahead.popleft().result()
+        if step is None:
+            return
+        ahead.append(reader.submit(read))
+        yield step
+
+
+def _finished(pushed: deque[tuple[Tag, Future[None]]], *, all_of_them: bool) -> Iterator[Tag]:
+    """The tags whose push has ended, in order; raises what a push raised."""
+    while pushed and (all_of_them or pushed[0][1].done()):
+        tag, future = pushed.popleft()
+        future.result()
+        yield tag
+
+
+def _executor(stack: ExitStack, name: str) -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(1, thread_name_prefix=f"step-{name}")
+    stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+    return pool
+
+
+def _close(batches: Iterator[Any]) -> None:
+    """End a generator whose reading was given up, so that what it holds is freed now."""
+    close = getattr(batches, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,210 @@
+"""StepPipeline: the results of unpipelined steps, bounded staleness, gates, errors, no thread left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from deeprec_spark.data.batch import Batch
+from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.embedding.options import CounterFilter, EmbeddingVariableOption
+from deeprec_spark.layers import SparseEmbedding
+from deeprec_spark.training.checks import NonFiniteError
+from deeprec_spark.training.pipeline import Begin, PipelineOptions, StepPipeline
+from deeprec_spark.training.trainer import Trainer, TrainerOptions
+
+L = keras.layers
+IDS, STEPS = 12, 7
+
+
+def model() -> keras.Model:
+    """Two columns of ids, one of them computed with, moving averages, dropout, a filter."""
+    user = keras.Input((), dtype="int64", name="user")
+    item = keras.Input((2,), dtype="int64", name="item")
+    price = keras.Input((1,), name="price")
+    filtered = EmbeddingVariableOption(filter_option=CounterFilter(2))
+    x = L.Concatenate()(
+        [
+            SparseEmbedding(4, table="user")(user),
+            SparseEmbedding(4, "mean", table="item", ev_option=filtered)(item),
+            SparseEmbedding(4, table="cross")(user * 3 + 1),
+            price,
+        ]
+    )
+    x = L.Dropout(0.3, seed=3)(L.BatchNormalization()(L.Dense(8)(x)))
+    made = keras.Model([user, item, price], L.Dense(1, activation="sigmoid", name="click")(x))
+    made.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+    return made
+
+
+def batches(count: int = STEPS, size: int = 16) -> list[Batch]:
+    random = np.random.default_rng(5)
+    return [
+        Batch(
+            {
+                "user": random.integers(0, IDS, size),
+                "item": random.integers(0, IDS, (size, 2)),
+                "price": random.random((size, 1)).astype(np.float32),
+            },
+            {"click": (random.random(size) < 0.5).astype(np.float32)},
+        )
+        for _ in range(count)
+    ]
+
+
+def trainer() -> Trainer:
+    keras.utils.set_random_seed(11)
+    made = Trainer(model(), LocalStore(), TrainerOptions(seed=11))
+    made.initialize(batches()[0])
+    return made
+
+
+def state(made: Trainer) -> list[np.ndarray]:
+    """Everything that training changed."""
+    store = made.store
+    assert isinstance(store, LocalStore)
+    rows = [store.table(name).lookup(np.arange(3 * IDS + 2)) for name in ("user", "item", "cross")]
+    counts = [next(store.table(name).export(100)).frequency for name in ("user", "cross")]
+    _, dense, moving = made.pull_dense()
+    return [*rows, *counts, dense, moving, *made.metric_states(), np.array(made.step)]
+
+
+def tagged(data: list[Batch]) -> Iterator[tuple[Batch, int]]:
+    for number, batch in enumerate(data):
+        yield batch, number
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 20])
+def test_the_result_is_that_of_one_step_after_the_other(depth: int) -> None:
+    plain, piped = trainer(), trainer()
+    for batch in batches():
+        plain.train_step(batch)
+    pipeline = StepPipeline(piped, PipelineOptions(depth=depth))
+    assert list(pipeline.train(tagged(batches()))) == list(range(STEPS))
+    assert pipeline.stale_pulls == 0
+    for mine, theirs in zip(state(piped), state(plain), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_pulls_run_ahead_of_so_many_pushes_and_no_more(staleness: int) -> None:
+    """The same as the stages by hand in the documented order: pull i + staleness, then push i."""
+    plain, piped = trainer(), trainer()
+    prepared = [plain.prepare(batch) for batch in batches()]
+    replies = [plain.pull(entry) for entry in prepared[: staleness + 1]]
+    for number, entry in enumerate(prepared):
+        plain.push(entry, plain.compute(entry, replies[number]))
+        if len(replies) < STEPS:
+            replies.append(plain.pull(prepared[len(replies)]))
+    pipeline = StepPipeline(piped, PipelineOptions(depth=2, max_staleness=staleness))
+    assert list(pipeline.train(tagged(batches()))) == list(range(STEPS))
+    assert pipeline.stale_pulls == STEPS - 1
+    for mine, theirs in zip(state(piped), state(plain), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_batch_without_samples_is_a_step(staleness: int) -> None:
+    made = trainer()
+    data = batches(2)
+    empty = Batch(
+        {name: array[:0] for name, array in data[0].features.items()}, {"click": np.empty(0, np.float32)}
+    )
+    pipeline = StepPipeline(made, PipelineOptions(max_staleness=staleness))
+    assert list(pipeline.train(tagged([data[0], empty, data[1]]))) == [0, 1, 2]
+    assert made.step == 3
+
+
+class Recorder:
+    """A gate that is shut at some steps, and writes down what it was told."""
+
+    def __init__(self, held: set[int], stop: int | None = None) -> None:
+        self.held, self.stop = held, stop
+        self.log: list[tuple[str, int]] = []
+
+    def begin(self, tag: int, *, wait: bool) -> Begin:
+        if tag == self.stop:
+            return Begin.STOP
+        if tag in self.held and not wait:
+            return Begin.HELD
+        if tag in self.held:
+            self.log.append(("waited", tag))
+        self.log.append(("begin", tag))
+        return Begin.GO
+
+    def end(self, tag: int) -> None:
+        self.log.append(("end", tag))
+
+
+def test_a_held_gate_is_waited_for_only_when_all_steps_that_began_have_ended() -> None:
+    gate = Recorder(held={3})
+    pipeline = StepPipeline(trainer(), PipelineOptions(depth=2, max_staleness=2), gate)
+    list(pipeline.train(tagged(batches())))
+    at = gate.log.index(("waited", 3))
+    assert sorted(gate.log[:at]) == sorted((what, step) for step in range(3) for what in ("begin", "end"))
+    assert [step for what, step in gate.log if what == "end"] == list(range(STEPS))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_gate_can_stop(staleness: int) -> None:
+    made = trainer()
+    gate = Recorder(held=set(), stop=4)
+    pipeline = StepPipeline(made, PipelineOptions(max_staleness=staleness), gate)
+    assert list(pipeline.train(tagged(batches()))) == [0, 1, 2, 3]
+    assert made.step == 4
+
+
+def step_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("step-")]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_what_a_stage_raises_is_raised_and_no_thread_stays(staleness: int) -> None:
+    options = PipelineOptions(max_staleness=staleness)
+
+    def failing() -> Iterator[tuple[Batch, int]]:
+        yield from tagged(batches(3))
+        raise OSError("the file is gone")
+
+    made = trainer()
+    done = []
+    with pytest.raises(OSError, match="the file is gone"):
+        done.extend(StepPipeline(made, options).train(failing()))
+    assert not step_threads()
+
+    made = trainer()
+    data = batches()
+    data[2].features["price"][0] = np.nan
+    with pytest.raises(NonFiniteError):
+        list(StepPipeline(made, options).train(tagged(data)))
+    assert not step_threads()
+
+
+def test_giving_up_early_closes_the_source_and_ends_the_threads() -> None:
+    closed: list[bool] = []
+
+    def source() -> Iterator[tuple[Batch, int]]:
+        try:
+            yield from tagged(batches())
+        finally:
+            closed.append(True)
+
+    made = trainer()
+    for number in StepPipeline(made, PipelineOptions(depth=2)).train(source()):
+        if number == 2:
+            break
+    assert closed == [True]
+    assert not step_threads()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"depth": -1}, {"max_staleness": -1}, {"depth": 0, "max_staleness": 1}]
+)
+def test_options_that_cannot_be(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Received: depth="):
+        PipelineOptions(**arguments)
