@@ -13,6 +13,7 @@ from deeprec_spark.embedding.optimizers import Adagrad
 from deeprec_spark.embedding.options import (
     CacheStrategy,
     CounterFilter,
+    DynamicDimensionOption,
     EmbeddingVariableOption,
     GlobalStepEvict,
     StorageOption,
@@ -222,6 +223,86 @@ def test_one_tier_with_a_limit_is_full_at_its_limit(tmp_path: Path) -> None:
     assert table.stats()["tiers"][0]["bytes"] <= 64 * 40 * ROW
     with pytest.raises(ValueError, match=r"room for 64 rows.*storage_size=1000"):
         _table(StorageType.DRAM, tmp_path, (1000,))
+
+
+BLOCKS = DynamicDimensionOption(4, (2, 3, 4))
+SMALLEST, LARGEST = 2 * 4 * DIM // 4, 2 * 4 * DIM  # of a row that grows, without metadata
+
+
+def _full(table: EmbeddingVariable, keys: np.ndarray, occurrences: int, limit: int) -> int:
+    """How many rows fit, a few keys at a time; each time within the limit."""
+    for start in range(0, len(keys), 64):
+        part = keys[start : start + 64]
+        try:
+            table.lookup(part, np.full(len(part), occurrences), train=True)
+        except _core.StorageFullError:
+            return len(table)
+        finally:
+            assert table.stats()["tiers"][0]["bytes"] <= limit
+    raise AssertionError("the table never got full")
+
+
+def test_cells_that_rows_of_one_dimension_left_serve_those_of_another(tmp_path: Path) -> None:
+    limit = 64 * 100 * ROW
+    table = _table(StorageType.DRAM, tmp_path, (limit,), dynamic_dimension=BLOCKS)
+    few = _full(table, np.arange(10_000), 4, limit)
+    table.erase(np.arange(10_000))
+    many = _full(table, np.arange(50_000), 1, limit)
+    assert few * (LARGEST + 8) > 0.75 * limit  # shards fill up unevenly
+    assert many * (SMALLEST + 8) > 0.75 * limit
+    table.erase(np.arange(50_000))
+    again = _full(table, np.arange(10_000), 4, limit)
+    assert again == few
+    # Rows that grow where they are need the room of those that grew before them.
+    table.erase(np.arange(10_000))
+    kept = np.arange(few // 2)
+    for occurrences in (1, 2, 3, 4):
+        table.lookup(kept, np.full(len(kept), 1), train=True)
+        assert table.stats()["tiers"][0]["bytes"] <= limit, occurrences
+    assert next(table.export(keys=kept)).blocks.tolist() == [4] * len(kept)  # type: ignore[union-attr]  # it has blocks
+
+
+@pytest.mark.parametrize("kind", [StorageType.DRAM_PMEM, StorageType.DRAM_SSDHASH])
+def test_rows_that_grow_keep_to_the_limits_of_tiers_and_to_their_values(
+    kind: StorageType, tmp_path: Path
+) -> None:
+    limit, below = 64 * 30 * ROW, 16 << 20
+    tiered = _table(kind, tmp_path, (limit, below), dynamic_dimension=BLOCKS, evict_option=GlobalStepEvict(6))
+    plain = EmbeddingVariable(
+        "t",
+        DIM,
+        option=EmbeddingVariableOption(dynamic_dimension=BLOCKS, evict_option=GlobalStepEvict(6)),
+        optimizer=Adagrad(0.1),
+    )
+    rng = np.random.default_rng(0)
+    for step in range(1, 25):
+        keys = rng.integers(step * 300, step * 300 + 6000, 4000)
+        gradients = rng.normal(size=(len(keys), DIM)).astype(np.float32)
+        for table in (tiered, plain):
+            table.lookup(keys, train=True)
+            table.apply_gradients(keys, gradients, step=step)
+        if step % 4 == 0:
+            assert tiered.evict(step).tolist() == plain.evict(step).tolist()
+        assert tiered.stats()["tiers"][0]["bytes"] <= limit
+        assert tiered.stats()["tiers"][1]["bytes"] <= below
+    for ours, theirs in zip(tiered.export(), plain.export(), strict=True):
+        for name in ("key", "frequency", "version", "value", "blocks"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        np.testing.assert_array_equal(ours.slots["accumulator"], theirs.slots["accumulator"])
+
+
+def test_a_mapped_tier_gives_chunks_of_one_dimension_to_another(tmp_path: Path) -> None:
+    limit, below = 64 * 20 * ROW, 8 << 20
+    table = _table(StorageType.DRAM_PMEM, tmp_path, (limit, below), dynamic_dimension=BLOCKS)
+    small = _full(table, np.arange(400_000), 1, limit)
+    kept = np.arange(0, small, 16)
+    table.erase(np.setdiff1d(np.arange(400_000), kept))
+    values = table.lookup(kept)
+    large = _full(table, np.arange(1_000_000, 1_400_000), 4, limit) - len(kept)
+    fresh = _table(StorageType.DRAM_PMEM, tmp_path, (limit, below), dynamic_dimension=BLOCKS)
+    assert large > 0.75 * _full(fresh, np.arange(1_000_000, 1_400_000), 4, limit)
+    np.testing.assert_array_equal(table.lookup(kept), values)
+    assert table.stats()["tiers"][1]["bytes"] <= below
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ ZeroedBlock ZeroedBlock::InFile(const std::string& directory, size_t bytes, bool
   block.data_ = static_cast<char*>(base);
   block.size_ = bytes;
   block.mapped_ = length;
+  block.file_ = true;
   return block;
 }
 
@@ -103,6 +104,13 @@ ZeroedBlock ZeroedBlock::OnNode(int node, size_t bytes) {
   return block;
 }
 
+void ZeroedBlock::Discard(size_t begin, size_t end) const {
+  if (mapped_ == 0 || file_) return;
+  begin = RoundUp(begin, 4096);
+  end = end == size_ ? mapped_ : end / 4096 * 4096;
+  if (begin < end) madvise(data_ + begin, end - begin, MADV_DONTNEED);
+}
+
 ZeroedBlock::~ZeroedBlock() {
   if (mapped_ != 0) {
     munmap(data_, mapped_);
@@ -115,6 +123,7 @@ void ZeroedBlock::Swap(ZeroedBlock& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
+  std::swap(file_, other.file_);
 }
 
 namespace {

@@ -32,6 +32,10 @@ class ZeroedBlock {
   }
   ~ZeroedBlock();
 
+  // Gives whole pages within [begin, end) back to the system; what they held is lost. Nothing happens to memory of the
+  // heap, which is little, and to files, whose space stays reserved.
+  void Discard(size_t begin, size_t end) const;
+
   char* data() const { return data_; }
   size_t size() const { return size_; }
 
@@ -41,6 +45,7 @@ class ZeroedBlock {
   char* data_ = nullptr;
   size_t size_ = 0;
   size_t mapped_ = 0;  // bytes to unmap; 0 when the block came from the heap
+  bool file_ = false;
 };
 
 // 64-byte aligned, uninitialised buffers for results. Freed ones are kept for the next batch (up to a limit), since

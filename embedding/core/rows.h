@@ -1,5 +1,6 @@
 // The rows of one shard and one dimension: slabs of fixed-size cells. A cell is a row's single allocation: its value,
-// every optimizer slot, and (in a column of the same slab) its metadata. Cells never move; freed ones are used again.
+// every optimizer slot, and (in a column of the same slab) its metadata. Freed cells are used again. Cells never move,
+// but where a limit makes one class squeeze out the free cells of another.
 #pragma once
 
 #include <cstddef>
@@ -51,10 +52,32 @@ class RowSlabs {
     return column + place.offset * layout_->meta_words;
   }
 
+  bool has_free() const { return !free_.empty(); }
+  const std::vector<uint32_t>& free_cells() const { return free_; }
+
+  // Gives the memory of all cells from `cells` on back to the system; the caller has moved rows out of them, and no
+  // cell before them is free.
+  void Truncate(uint32_t cells) {
+    next_ = cells;
+    free_.clear();
+    while (!slabs_.empty() && end_ - Cells(slabs_.size() - 1) >= next_) {
+      end_ -= static_cast<uint32_t>(Cells(slabs_.size() - 1));
+      slabs_.pop_back();
+    }
+    if (next_ == end_) return;
+    // The rest of the last slab, of its cells and of its metadata.
+    const ZeroedBlock& last = slabs_.back();
+    const size_t used = next_ - (end_ - Cells(slabs_.size() - 1));
+    const size_t column = Cells(slabs_.size() - 1) * layout_->stride;
+    last.Discard(used * layout_->stride, column);
+    last.Discard(column + used * layout_->meta_words * sizeof(int64_t), last.size());
+  }
+
   size_t live() const { return next_ - free_.size(); }
   size_t RowBytes() const { return layout_->stride + layout_->meta_words * sizeof(int64_t); }
   // Bytes of cells handed out so far, free ones included.
-  size_t bytes() const { return next_ * RowBytes() + free_.capacity() * sizeof(uint32_t); }
+  size_t bytes() const { return next_ * RowBytes(); }
+  size_t list_bytes() const { return free_.capacity() * sizeof(uint32_t); }
 
  private:
   struct Place {

@@ -67,6 +67,12 @@ size_t Table::Shard::FirstTierBytes() const {
   return bytes;
 }
 
+size_t Table::Shard::HeldBytes() const {
+  size_t bytes = 0;
+  for (const RowSlabs& slab : slabs) bytes += slab.bytes();
+  return bytes;
+}
+
 void Table::DefaultRow(uint64_t hash, float* out) const {
   const size_t first = classes_[0].dim;
   if (filters_) {
@@ -128,7 +134,7 @@ Table::Row Table::TopRow(const Shard& shard, const Entry& entry) const {
 
 uint32_t Table::AllocateTop(Shard& shard, size_t row_class) {
   RowSlabs& slabs = shard.slabs[row_class];
-  if (shard_limit_ != 0) MakeRoom(shard, slabs.RowBytes());
+  if (shard_limit_ != 0) MakeRoom(shard, row_class);
   const uint32_t place = slabs.Allocate();
   if (place >= kMaxPlace) {
     slabs.Free(place);

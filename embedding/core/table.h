@@ -168,7 +168,9 @@ class Table {
     uint32_t cold_frequency = 0;  // LFU: rows that frequent were moved down last
     std::atomic<int64_t> lookups{0}, hits{0};
 
+    // Bytes of the first tier's rows, and of all cells that it holds for rows.
     size_t FirstTierBytes() const;
+    size_t HeldBytes() const;
   };
 
   // Where a row is: its tier, its class (blocks - 1) and its place there, packed into an entry's state.
@@ -236,8 +238,11 @@ class Table {
   void Grow(Shard& shard, Entry* entry);
   void GrowTo(Shard& shard, Entry* entry, size_t wanted);
 
-  void MakeRoom(Shard& shard, size_t bytes);
+  // Makes sure that one more row of the class keeps the first tier within its limit.
+  void MakeRoom(Shard& shard, size_t row_class);
   void Demote(Shard& shard, uint32_t tier, size_t bytes);
+  // Moves the rows of the other classes together, so that the memory of their free cells serves this one.
+  void Squeeze(Shard& shard, size_t row_class);
   bool OverHighWater(const Shard& shard) const;
   // Keeps the index right while a lower tier compacts.
   static TierStore::Moved Relocator(Shard& shard, uint32_t tier);

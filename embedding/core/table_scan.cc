@@ -281,6 +281,7 @@ TableStats Table::Stats() const {
     for (const RowSlabs& slab : shard->slabs) {
       stats.tiers[0].rows += static_cast<int64_t>(slab.live());
       stats.tiers[0].bytes += static_cast<int64_t>(slab.bytes());
+      index_bytes += static_cast<int64_t>(slab.list_bytes());
     }
     for (size_t tier = 0; tier < shard->lower.size(); ++tier) {
       stats.tiers[tier + 1].rows += static_cast<int64_t>(shard->lower[tier]->rows());

@@ -7,6 +7,7 @@
 
 #include "maintenance.h"
 #include "table_internal.h"
+#include "tier_mapped.h"
 
 namespace deeprec {
 
@@ -108,9 +109,16 @@ bool Table::OverHighWater(const Shard& shard) const {
   return shard.FirstTierBytes() > shard_limit_ - shard_limit_ / 16;
 }
 
-void Table::MakeRoom(Shard& shard, size_t bytes) {
-  const size_t used = shard.FirstTierBytes();
-  if (used + bytes <= shard_limit_) return;
+void Table::MakeRoom(Shard& shard, size_t row_class) {
+  const RowSlabs& slabs = shard.slabs[row_class];
+  const size_t bytes = slabs.RowBytes();
+  const auto fits = [&] { return slabs.has_free() || shard.HeldBytes() + bytes <= shard_limit_; };
+  if (fits()) return;
+  // Free cells belong to rows of other classes. Squeezing walks the index, so not for a few of them.
+  if (shard.HeldBytes() - shard.FirstTierBytes() >= std::max(bytes, shard_limit_ / 32)) {
+    Squeeze(shard, row_class);
+    return;
+  }
   if (shard.lower.empty()) {
     throw StorageFull(
         "The table's memory is full and it has no other tier: raise storage_size, evict, or add a tier. "
@@ -118,6 +126,35 @@ void Table::MakeRoom(Shard& shard, size_t bytes) {
         std::to_string(shard_limit_ * kShards));
   }
   Demote(shard, 0, std::max(bytes, shard_limit_ / 16));
+  if (!fits()) Squeeze(shard, row_class);
+  if (!fits()) ThrowFull(config_.tiers[1]);  // less went down than was wanted: there is no more room below
+}
+
+void Table::Squeeze(Shard& shard, size_t row_class) {
+  // By class: the cells that its rows need, and the free ones among them.
+  std::vector<uint32_t> needed;
+  std::vector<std::vector<uint32_t>> holes(classes_.size());
+  for (size_t other = 0; other < classes_.size(); ++other) {
+    const RowSlabs& slabs = shard.slabs[other];
+    needed.push_back(other == row_class ? std::numeric_limits<uint32_t>::max() : static_cast<uint32_t>(slabs.live()));
+    for (const uint32_t cell : slabs.free_cells()) {
+      if (cell < needed[other] && other != row_class) holes[other].push_back(cell);
+    }
+  }
+  shard.index.ForEach([&](Entry* entry) {
+    if (!entry->has_row()) return;
+    const Address at = Unpack(entry->state);
+    if (at.tier != 0 || at.place < needed[at.row_class]) return;
+    const Row from = TopRow(shard, *entry);
+    entry->state = Pack(0, at.row_class, holes[at.row_class].back());
+    holes[at.row_class].pop_back();
+    const Row to = TopRow(shard, *entry);
+    std::memcpy(to.cell, from.cell, to.layout->cell_bytes);
+    std::copy(from.meta, from.meta + from.layout->meta_words, to.meta);
+  });
+  for (size_t other = 0; other < classes_.size(); ++other) {
+    if (other != row_class) shard.slabs[other].Truncate(needed[other]);
+  }
 }
 
 void Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {

@@ -50,7 +50,7 @@ std::string DescribeTier(const TierConfig& config) {
 }
 
 size_t ChunkBytes(const TierConfig& config, const std::vector<RowLayout>& classes) {
-  // A few chunks for each shard fit a small limit; large ones keep the number of mappings small.
+  // A few chunks for each shard and class fit a small limit; large ones keep the number of mappings small.
   const RowLayout& largest = classes.back();
   const uint64_t least = (largest.stride + (largest.meta_words + 2) * sizeof(int64_t) + 4095) / 4096 * 4096;
   if (config.bytes == 0) return std::max<uint64_t>(uint64_t{1} << 20, least);
@@ -58,7 +58,7 @@ size_t ChunkBytes(const TierConfig& config, const std::vector<RowLayout>& classe
     throw std::invalid_argument("A tier must have room for " + std::to_string(kShards * least) +
                                 " bytes. Received: storage_size=" + std::to_string(config.bytes));
   }
-  const uint64_t quarter = std::min<uint64_t>(config.bytes / kShards / 4, uint64_t{8} << 20);
+  const uint64_t quarter = std::min<uint64_t>(config.bytes / kShards / (4 * classes.size()), uint64_t{8} << 20);
   return std::max<uint64_t>(quarter / 4096 * 4096, least);
 }
 

@@ -71,67 +71,127 @@ class Budget {
 
 constexpr uint32_t kMaxHandles = (1u << 26) - 8;
 
+// A place belongs to the rows of one class; where there are several and the tier is full, Compact empties chunks of
+// each, so that another class can have them.
 class MappedTier : public TierStore {
  public:
   MappedTier(const TierConfig& config, const std::vector<RowLayout>& classes)
       : config_(config), budget_(config), chunk_bytes_(ChunkBytes(config, classes)) {
-    for (const RowLayout& layout : classes) pools_.push_back(Pool{ChunkLayout(layout, chunk_bytes_ - 8, 0), {}, {}});
+    // With several classes, one more word for each row: its hash, by which compaction finds it in the index.
+    const size_t words = classes.size() > 1 ? 1 : 0;
+    for (const RowLayout& layout : classes) {
+      pools_.push_back(Pool{ChunkLayout(layout, chunk_bytes_ - 8, words), {}, {}});
+    }
   }
   ~MappedTier() override { Clear(); }
 
-  uint32_t Put(uint64_t, size_t row_class, const char* cell, const int64_t* meta) override {
+  uint32_t Put(uint64_t hash, size_t row_class, const char* cell, const int64_t* meta) override {
     Pool& pool = pools_[row_class];
     if (pool.free.empty()) AddChunk(pool);
-    const uint32_t handle = pool.free.back();
-    pool.free.pop_back();
-    pool.layout.Write(pool.chunks[handle / pool.layout.rows], handle % pool.layout.rows, cell, meta);
     ++rows_;
-    return handle;
+    return Write(pool, hash, cell, meta);
   }
 
   RowView View(uint64_t, size_t row_class, uint32_t handle, std::vector<int64_t>*) const override {
     const Pool& pool = pools_[row_class];
-    const ZeroedBlock& chunk = pool.chunks[handle / pool.layout.rows];
+    const ZeroedBlock& chunk = pool.chunks[handle / pool.layout.rows].block;
     const uint32_t at = handle % pool.layout.rows;
     return {pool.layout.Cell(chunk, at), pool.layout.Meta(chunk, at)};
   }
 
   void Prefetch(size_t row_class, uint32_t handle, size_t bytes) const override {
     const Pool& pool = pools_[row_class];
-    const char* cell = pool.layout.Cell(pool.chunks[handle / pool.layout.rows], handle % pool.layout.rows);
+    const char* cell = pool.layout.Cell(pool.chunks[handle / pool.layout.rows].block, handle % pool.layout.rows);
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(cell + at);
   }
 
   void Erase(uint64_t, size_t row_class, uint32_t handle) override {
-    pools_[row_class].free.push_back(handle);
+    Pool& pool = pools_[row_class];
+    Chunk& chunk = pool.chunks[handle / pool.layout.rows];
+    chunk.used[handle % pool.layout.rows] = false;
+    --chunk.live;
+    pool.free.push_back(handle);
     --rows_;
   }
 
   void Clear() override {
+    budget_.Release(budget_.used());
     for (Pool& pool : pools_) {
-      budget_.Release(pool.chunks.size() * chunk_bytes_);
       pool.chunks.clear();
       pool.free.clear();
     }
     rows_ = 0;
   }
 
-  bool Compact(const Moved&, bool) override { return false; }
+  // In each class, at most one chunk is moved into free places of others, and chunks without rows are given back.
+  bool Compact(const Moved& moved, bool force) override {
+    if (!force || pools_.size() == 1) return false;
+    bool released = false;
+    for (size_t row_class = 0; row_class < pools_.size(); ++row_class) {
+      Pool& pool = pools_[row_class];
+      Chunk* sparsest = nullptr;
+      for (Chunk& chunk : pool.chunks) {
+        if (chunk.block.data() != nullptr && (sparsest == nullptr || chunk.live < sparsest->live)) sparsest = &chunk;
+      }
+      if (sparsest == nullptr || pool.free.size() < pool.layout.rows) continue;
+      const auto index = static_cast<uint32_t>(sparsest - pool.chunks.data());
+      const auto inside = [&](uint32_t handle) { return handle / pool.layout.rows == index; };
+      pool.free.erase(std::remove_if(pool.free.begin(), pool.free.end(), inside), pool.free.end());
+      for (uint32_t at = 0; at < pool.layout.rows; ++at) {
+        if (!sparsest->used[at]) continue;
+        const int64_t* meta = pool.layout.Meta(sparsest->block, at);
+        uint64_t hash;
+        std::memcpy(&hash, meta + pool.layout.row->meta_words, sizeof(hash));
+        moved(hash, row_class, index * pool.layout.rows + at,
+              Write(pool, hash, pool.layout.Cell(sparsest->block, at), meta));
+      }
+      *sparsest = Chunk{};
+      budget_.Release(chunk_bytes_);
+      released = true;
+    }
+    return released;
+  }
+
   size_t rows() const override { return rows_; }
   size_t bytes() const override { return budget_.used(); }
 
  private:
+  struct Chunk {
+    ZeroedBlock block;
+    uint32_t live = 0;
+    std::vector<bool> used;
+  };
+
   struct Pool {
     ChunkLayout layout;
-    std::vector<ZeroedBlock> chunks;
+    std::vector<Chunk> chunks;
     std::vector<uint32_t> free;
   };
 
+  // Into a free place.
+  uint32_t Write(Pool& pool, uint64_t hash, const char* cell, const int64_t* meta) {
+    const uint32_t handle = pool.free.back();
+    pool.free.pop_back();
+    Chunk& chunk = pool.chunks[handle / pool.layout.rows];
+    const uint32_t at = handle % pool.layout.rows;
+    pool.layout.Write(chunk.block, at, cell, meta);
+    if (pools_.size() > 1) {
+      std::memcpy(pool.layout.Meta(chunk.block, at) + pool.layout.row->meta_words, &hash, sizeof(hash));
+    }
+    chunk.used[at] = true;
+    ++chunk.live;
+    return handle;
+  }
+
   void AddChunk(Pool& pool) {
-    const size_t first = pool.chunks.size() * pool.layout.rows;
+    size_t index = 0;
+    while (index < pool.chunks.size() && pool.chunks[index].block.data() != nullptr) ++index;
+    const size_t first = index * pool.layout.rows;
     if (first + pool.layout.rows > kMaxHandles || !budget_.Reserve(chunk_bytes_)) ThrowFull(config_);
     try {
-      pool.chunks.push_back(MakeTierBlock(config_, chunk_bytes_));
+      ZeroedBlock block = MakeTierBlock(config_, chunk_bytes_);
+      if (index == pool.chunks.size()) pool.chunks.emplace_back();
+      pool.chunks[index] = Chunk{std::move(block), 0, std::vector<bool>(pool.layout.rows)};
     } catch (...) {
       budget_.Release(chunk_bytes_);
       throw;

@@ -1,7 +1,8 @@
 // Snapshots during updates, where every row is a ledger: after u updates with gradient 1 under a momentum of 1, its
 // slot is -u, its value -u (u + 1) / 2 (whole numbers, exact), its version u, and its frequency u, or u + 1 between
-// lookup and update. A snapshot that caught a row half-way, or copied it too late, breaks one of these. All rows of a
-// worker in one shard are updated under one lock, so a snapshot must have all of them after the same update, or none.
+// lookup and update (of a row that grows, the second half begins later). A snapshot that caught a row half-way, or
+// copied it too late, breaks one of these. All rows of a worker in one shard are updated under one lock, so a snapshot
+// must have all of them after the same update, or none.
 #pragma once
 
 #include <algorithm>
@@ -44,9 +45,10 @@ Rows Parse(const std::vector<int64_t>& keys, const std::vector<int64_t>& frequen
   for (size_t i = 0; i < keys.size(); ++i) {
     const int64_t updates = std::max<int64_t>(version[i], 0);
     for (size_t k = 0; k < kDim; ++k) {
-      check(slot[i * kDim + k] == static_cast<float>(-updates), "a slot is of another moment than its version");
-      check(value[i * kDim + k] == static_cast<float>(-updates * (updates + 1) / 2),
-            "a value is of another moment than its version");
+      const float own = slot[i * kDim + k];
+      check(k >= kDim / 2 || own == static_cast<float>(-updates), "a slot is of another moment than its version");
+      check(own == slot[i * kDim + (k < kDim / 2 ? 0 : kDim - 1)], "a row is torn");
+      check(value[i * kDim + k] == (own - own * own) / 2, "a value is of another moment than its slot");
     }
     check(frequency[i] == updates || frequency[i] == updates + 1, "a frequency is of another moment than its version");
     rows[keys[i]] = {frequency[i], version[i], value[i * kDim], slot[i * kDim]};
@@ -101,10 +103,14 @@ bool Take(Table& table, bool changed_only, bool give_up, Rows* copy, CheckThat&&
 }
 
 template <class CheckThat>
-void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers, CheckThat&& check) {
+void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers, bool grows, CheckThat&& check) {
   const deeprec::Optimizer optimizer("SGD", {{"learning_rate", 1}, {"momentum", 1}, {"nesterov", 0}});
   deeprec::TableConfig config{kDim, {}, optimizer, deeprec::Initializer("Constant", 0, 0, 1)};
   config.tiers = tiers;
+  if (grows) {
+    config.block.blocks = 2;
+    config.block.thresholds = {10};
+  }
   Table table(config);
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;

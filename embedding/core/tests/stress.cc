@@ -212,8 +212,9 @@ int main(int argc, char** argv) {
   const std::vector<deeprec::TierConfig> tiers{
       {TierKind::kDram, few, ""}, {TierKind::kPmemFile, 2 << 20, path}, {TierKind::kSsd, 0, path}};
   Run(seconds, tiers);
-  ledger::Run(seconds, {}, Check);
-  ledger::Run(seconds, tiers, Check);
+  ledger::Run(seconds, {}, false, Check);
+  ledger::Run(seconds, tiers, false, Check);
+  ledger::Run(seconds, tiers, true, Check);
   std::printf("ok\n");
   return 0;
 }
