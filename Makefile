@@ -6,6 +6,9 @@ UV_VERSION := 0.13.9
 CORE := $(wildcard embedding/core/*.cc embedding/core/*.h embedding/core/*.inc)
 CPP := $(shell find embedding -name "*.cc" -o -name "*.h" -o -name "*.inc")
 
+# Debian packages of the optional storage tiers; `make setup LIBRARIES=` goes on without them.
+LIBRARIES ?= libleveldb1d libmemkind0 libpmem1
+
 DATA ?=
 MODE ?= async
 OUT ?= demo-out
@@ -14,7 +17,7 @@ PYTEST ?= -q
 PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-all lint format bench sanitize wheel lock clean
+.PHONY: help setup libraries demo demo-cluster test test-all lint format bench sanitize wheel lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +25,7 @@ help: ## List the targets
 setup: $(VENV)/.stamp ## Make the environment in .venv from the lock file and build the extension
 
 $(VENV)/.stamp: requirements/lock.txt setup.py pyproject.toml $(CORE)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(MAKE) --no-print-directory libraries; fi
 	@test -n "$(PYTHON)" || { echo "Python 3.11 is needed: set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Setting up $(VENV): about 2 GB of packages, a minute or two …"
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -29,6 +33,14 @@ $(VENV)/.stamp: requirements/lock.txt setup.py pyproject.toml $(CORE)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/lock.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	touch $@
+
+libraries: ## Install libpmem, memkind and LevelDB, which storage tiers use if they are there (Debian, as root)
+	@missing=$$(for package in $(LIBRARIES); do dpkg -s $$package >/dev/null 2>&1 || echo $$package; done); \
+	test -z "$$missing" || { set -x; \
+	    apt-get install -y -q --no-install-recommends $$missing >/dev/null 2>&1 || \
+	    { apt-get update -q && apt-get install -y -q --no-install-recommends $$missing; } >/dev/null; } || \
+	{ echo "Not installed:" $$missing "(as root, with a package source; or leave them out: make setup LIBRARIES=)" >&2; \
+	  exit 1; }
 
 demo: setup ## Run the main job in this process: make demo [DATA=criteo.tsv|movielens-folder]
 	$(BIN)/deeprec-spark demo --out $(OUT) $(if $(DATA),--data "$(DATA)")

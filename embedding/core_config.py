@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from deeprec_spark.embedding.options import (
     Normal,
     ProbabilityFilter,
     StorageOption,
+    StorageType,
     TimeEvict,
     TruncatedNormal,
     Uniform,
@@ -106,26 +106,20 @@ def _eviction(option: EmbeddingVariableOption) -> dict[str, Any]:
 
 
 def _tiers(option: StorageOption, row_bytes: int) -> list[dict[str, Any]]:
+    node = -1 if option.numa_node is None else option.numa_node
+    # DRAM_PMEM takes libpmem where it is, and the kernel's own mapping of files elsewhere.
+    if option.storage_type is StorageType.PMEM_LIBPMEM:
+        _core.require_libpmem()
+    if option.storage_type is StorageType.PMEM_MEMKIND:
+        _core.require_memkind(node)
     if option.storage_path is not None:
         Path(option.storage_path).mkdir(parents=True, exist_ok=True)
-    tiers = []
+    tiers: list[dict[str, Any]] = []
     for kind, limit in zip(option.storage_type.tiers, option.limits(), strict=True):
         path = option.storage_path if kind in ("PMEM_LIBPMEM", "SSDHASH", "LEVELDB") else ""
-        node = _numa_node(option) if kind == "PMEM_MEMKIND" else 0
         tiers.append({"kind": kind, "bytes": limit, "path": path, "node": node})
     if tiers[0]["kind"] in ("SSDHASH", "LEVELDB"):
-        tiers.insert(0, {"kind": "DRAM", "bytes": max(BUFFER_BYTES, 64 * row_bytes), "path": "", "node": 0})
-    return tiers
-
-
-def _numa_node(option: StorageOption) -> int:
-    if option.numa_node is not None:
-        return option.numa_node
-    nodes = os.environ.get("MEMKIND_DAX_KMEM_NODES", "")
-    first = nodes.split(",")[0].strip()
-    if not first.isdigit():
-        raise ValueError(
-            "PMEM_MEMKIND needs the NUMA node of the memory: give numa_node, or set MEMKIND_DAX_KMEM_NODES. "
-            f"Received: numa_node=None, MEMKIND_DAX_KMEM_NODES={nodes!r}"
+        tiers.insert(
+            0, {"kind": "DRAM", "bytes": max(BUFFER_BYTES, 64 * row_bytes), "path": "", "node": node}
         )
-    return int(first)
+    return tiers

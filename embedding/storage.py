@@ -12,8 +12,8 @@ class StorageType(str, Enum):
     """Where rows live, first tier first."""
 
     DRAM = "DRAM"
-    PMEM_LIBPMEM = "PMEM_LIBPMEM"  # a file: on a DAX mount, or in any directory
-    PMEM_MEMKIND = "PMEM_MEMKIND"  # a NUMA node: KMEM-DAX persistent memory, CXL memory
+    PMEM_LIBPMEM = "PMEM_LIBPMEM"  # a file: on a DAX mount, or in any directory; by libpmem
+    PMEM_MEMKIND = "PMEM_MEMKIND"  # a NUMA node: KMEM-DAX persistent memory, CXL memory; by memkind
     SSDHASH = "SSDHASH"
     LEVELDB = "LEVELDB"
     DRAM_PMEM = "DRAM_PMEM"
@@ -51,7 +51,8 @@ class StorageOption(Serializable):
             live as long as the process: what must survive is in checkpoints.
         storage_size: bytes of each tier, hard limits. Tiers without a number: 1 GiB, and the last one without limit.
         cache_strategy: LFU or LRU.
-        numa_node: for PMEM_MEMKIND; None takes the first of the environment's MEMKIND_DAX_KMEM_NODES.
+        numa_node: for PMEM_MEMKIND; None takes all nodes that memkind knows as persistent memory: those of the
+            environment's MEMKIND_DAX_KMEM_NODES, or those that it finds by itself.
     """
 
     storage_type: StorageType = StorageType.DRAM

@@ -21,27 +21,18 @@ from deeprec_spark.embedding.options import (
 )
 from deeprec_spark.embedding.store import TableSpec
 from deeprec_spark.embedding.variable import EmbeddingVariable
+from tests.libraries import need_library
 
 DIM = 16
 ROW = 2 * 4 * DIM + 24  # value, accumulator, metadata
 N = 20_000
 
 
-def _has_leveldb(path: Path) -> bool:
-    try:
-        _table(StorageType.DRAM_LEVELDB, path)
-    except ValueError as error:
-        if "libleveldb" not in str(error):  # a clear error that names the package
-            raise
-        return False
-    return True
-
-
 def _storage(
     kind: StorageType, path: Path, sizes: tuple[int, ...] = (), strategy: CacheStrategy = CacheStrategy.LFU
 ) -> StorageOption:
     needs_path = {"PMEM_LIBPMEM", "SSDHASH", "LEVELDB"} & set(kind.tiers)
-    return StorageOption(kind, str(path) if needs_path else None, sizes, strategy, numa_node=0)
+    return StorageOption(kind, str(path) if needs_path else None, sizes, strategy)
 
 
 def _table(
@@ -67,8 +58,7 @@ SMALL = {3: (N // 10 * ROW, N // 4 * ROW), 2: (N // 10 * ROW,)}
 def _small(
     kind: StorageType, path: Path, strategy: CacheStrategy = CacheStrategy.LFU, **options: object
 ) -> EmbeddingVariable:
-    if "LEVELDB" in kind.tiers and not _has_leveldb(path):
-        pytest.skip("LevelDB is not installed")
+    need_library(kind, path)
     return _table(kind, path, SMALL[len(kind.tiers)], strategy, **options)
 
 
@@ -305,31 +295,6 @@ def test_a_mapped_tier_gives_chunks_of_one_dimension_to_another(tmp_path: Path) 
     assert table.stats()["tiers"][1]["bytes"] <= below
 
 
-@pytest.mark.parametrize(
-    "kind", [StorageType.PMEM_LIBPMEM, StorageType.SSDHASH, StorageType.LEVELDB, StorageType.PMEM_MEMKIND]
-)
-def test_single_types_work(kind: StorageType, tmp_path: Path) -> None:
-    if kind is StorageType.LEVELDB and not _has_leveldb(tmp_path):
-        pytest.skip("LevelDB is not installed")
-    table = _table(kind, tmp_path)
-    try:
-        table.lookup([1], train=True)
-    except ValueError as error:
-        if kind is not StorageType.PMEM_MEMKIND or "NUMA node" not in str(error):
-            raise
-        pytest.skip(f"the container forbids binding memory: {error}")
-    fresh = EmbeddingVariable("t", DIM, optimizer=Adagrad(0.1))
-    keys = np.arange(5000)
-    np.testing.assert_array_equal(table.lookup(keys, train=True), fresh.lookup(keys))
-    kinds = {
-        "PMEM_LIBPMEM": "pmem (",
-        "SSDHASH": "ssd log",
-        "LEVELDB": "leveldb",
-        "PMEM_MEMKIND": "numa node 0",
-    }
-    assert table.stats()["tiers"][-1]["kind"].startswith(kinds[kind.value])
-
-
 def test_a_log_gives_dead_space_back(tmp_path: Path) -> None:
     table = _table(StorageType.DRAM_SSDHASH, tmp_path, (64 * 20 * ROW, 12 << 20))
     keys = np.arange(40_000)
@@ -382,14 +347,7 @@ def test_options_are_checked(make: object, message: str) -> None:
         make()  # type: ignore[operator]  # a lambda
 
 
-def test_memkind_names_the_setting_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MEMKIND_DAX_KMEM_NODES", raising=False)
-    option = EmbeddingVariableOption(storage_option=StorageOption(StorageType.PMEM_MEMKIND))
-    with pytest.raises(ValueError, match="MEMKIND_DAX_KMEM_NODES"):
-        EmbeddingVariable("t", 4, option=option)
-
-
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises((ValueError, OSError), match="file"):
-        _table(StorageType.PMEM_LIBPMEM, tmp_path / "file").lookup([1], train=True)
+        _table(StorageType.DRAM_PMEM, tmp_path / "file").lookup([1], train=True)

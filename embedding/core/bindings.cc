@@ -5,6 +5,7 @@
 
 #include "hashing.h"
 #include "optimizer.h"
+#include "system_libraries.h"
 #include "table.h"
 #include "thread_pool.h"
 
@@ -158,6 +159,8 @@ PYBIND11_MODULE(_core, module) {
   module.def("push", &PushTables, py::arg("tables"), py::arg("keys"), py::arg("gradients"), py::arg("step"),
              py::arg("learning_rate"), py::arg("now"));
 
+  module.def("require_libpmem", &RequireLibpmem);
+  module.def("require_memkind", &RequireMemkind, py::arg("node"));
   py::register_exception<StorageFull>(module, "StorageFullError", PyExc_MemoryError);
   py::class_<Optimizer>(module, "Optimizer")
       .def(py::init<const std::string&, const std::map<std::string, double>&>(), py::arg("kind"), py::arg("parameters"))

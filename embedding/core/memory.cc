@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "system_libraries.h"
+
 namespace deeprec {
 namespace {
 
@@ -21,6 +22,16 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kMapThreshold = size_t{1} << 20;
 
 size_t RoundUp(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+[[noreturn]] void ThrowNoFile(int error, const std::string& directory, size_t bytes) {
+  const std::string tail =
+      " storage_path: " + std::string(std::strerror(error)) + ". Received: storage_path=" + directory;
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+    throw StorageFull("Cannot reserve " + std::to_string(bytes) + " bytes in" + tail);
+  }
+  if (error == ENOMEM) throw std::bad_alloc();
+  throw std::invalid_argument("Cannot make a file in" + tail);
+}
 
 }  // namespace
 
@@ -38,6 +49,7 @@ ZeroedBlock::ZeroedBlock(size_t bytes) : size_(bytes) {
   if (base == MAP_FAILED) throw std::bad_alloc();
   char* start = static_cast<char*>(base);
   mapped_ = RoundUp(bytes, 4096);
+  origin_ = Origin::kMapping;
   if (huge) {
     // Trim to a huge-page boundary; the advice is only a wish.
     char* aligned = reinterpret_cast<char*>(RoundUp(reinterpret_cast<uintptr_t>(start), kHugePage));
@@ -50,72 +62,75 @@ ZeroedBlock::ZeroedBlock(size_t bytes) : size_(bytes) {
   data_ = start;
 }
 
-ZeroedBlock ZeroedBlock::InFile(const std::string& directory, size_t bytes, bool* synced) {
-  std::string path = directory + "/deeprec-XXXXXX";
-  const int file = mkostemp(path.data(), O_CLOEXEC);
-  if (file < 0) {
-    throw std::invalid_argument("Cannot make a file in storage_path: " + std::string(std::strerror(errno)) +
-                                ". Received: storage_path=" + directory);
-  }
-  // Without a name, the file goes with the process, however that ends.
-  unlink(path.c_str());
+ZeroedBlock ZeroedBlock::InFile(const std::string& directory, size_t bytes, std::string* granted) {
   const size_t length = RoundUp(bytes, 4096);
-  const int failure = posix_fallocate(file, 0, static_cast<off_t>(length));
-  if (failure != 0) {
-    close(file);
-    throw StorageFull("Cannot reserve " + std::to_string(length) + " bytes in storage_path: " +
-                      std::string(std::strerror(failure)) + ". Received: storage_path=" + directory);
-  }
-  void* base = MAP_FAILED;
-#if defined(MAP_SYNC) && defined(MAP_SHARED_VALIDATE)
-  base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, file, 0);
-#endif
-  if (synced != nullptr) *synced = base != MAP_FAILED;
-  if (base == MAP_FAILED) base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
-  if (base == MAP_FAILED) throw std::bad_alloc();
-  madvise(base, length, MADV_RANDOM);
   ZeroedBlock block;
-  block.data_ = static_cast<char*>(base);
   block.size_ = bytes;
-  block.mapped_ = length;
-  block.file_ = true;
+  if (const auto pmem = MapPmem(directory, length)) {
+    if (pmem->data == nullptr) ThrowNoFile(errno, directory, length);
+    block.data_ = pmem->data;
+    block.mapped_ = pmem->bytes;
+    block.origin_ = Origin::kLibpmem;
+    if (granted != nullptr) *granted = pmem->is_pmem ? "libpmem, MAP_SYNC" : "libpmem, file";
+  } else {
+    std::string path = directory + "/deeprec-XXXXXX";
+    const int file = mkostemp(path.data(), O_CLOEXEC);
+    if (file < 0) ThrowNoFile(errno, directory, length);
+    // Without a name, the file goes with the process, however that ends.
+    unlink(path.c_str());
+    const int failure = posix_fallocate(file, 0, static_cast<off_t>(length));
+    if (failure != 0) {
+      close(file);
+      ThrowNoFile(failure, directory, length);
+    }
+    void* base = MAP_FAILED;
+#if defined(MAP_SYNC) && defined(MAP_SHARED_VALIDATE)
+    base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, file, 0);
+#endif
+    if (granted != nullptr) *granted = base != MAP_FAILED ? "MAP_SYNC" : "file";
+    if (base == MAP_FAILED) base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (base == MAP_FAILED) throw std::bad_alloc();
+    block.data_ = static_cast<char*>(base);
+    block.mapped_ = length;
+    block.origin_ = Origin::kFile;
+  }
+  madvise(block.data_, block.mapped_, MADV_RANDOM);
   return block;
 }
 
-ZeroedBlock ZeroedBlock::OnNode(int node, size_t bytes) {
-  const size_t length = RoundUp(bytes, 4096);
-  void* base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) throw std::bad_alloc();
-  constexpr int kBind = 2;  // MPOL_BIND
-  unsigned long nodes[16] = {};
-  constexpr int kBits = 8 * sizeof(nodes[0]);
-  if (node >= 0 && node < 16 * kBits) nodes[node / kBits] = 1UL << (node % kBits);
-  if (syscall(SYS_mbind, base, length, kBind, nodes, 16UL * kBits + 1, 0U) != 0) {
-    const std::string reason = std::strerror(errno);
-    munmap(base, length);
-    throw std::invalid_argument("The system gives no memory of this NUMA node: " + reason +
-                                ". Received: node=" + std::to_string(node));
-  }
+ZeroedBlock ZeroedBlock::OnNodes(int node, size_t bytes) {
   ZeroedBlock block;
-  block.data_ = static_cast<char*>(base);
+  block.data_ = AllocateOnNodes(node, bytes);
   block.size_ = bytes;
-  block.mapped_ = length;
+  block.origin_ = Origin::kMemkind;
   return block;
 }
 
 void ZeroedBlock::Discard(size_t begin, size_t end) const {
-  if (mapped_ == 0 || file_) return;
-  begin = RoundUp(begin, 4096);
-  end = end == size_ ? mapped_ : end / 4096 * 4096;
-  if (begin < end) madvise(data_ + begin, end - begin, MADV_DONTNEED);
+  if (origin_ != Origin::kMapping && origin_ != Origin::kMemkind) return;
+  if (origin_ == Origin::kMapping && end == size_) end = mapped_;
+  const auto first = RoundUp(reinterpret_cast<uintptr_t>(data_) + begin, 4096);
+  const auto last = (reinterpret_cast<uintptr_t>(data_) + end) / 4096 * 4096;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 
 ZeroedBlock::~ZeroedBlock() {
-  if (mapped_ != 0) {
-    munmap(data_, mapped_);
-  } else {
-    std::free(data_);
+  if (data_ == nullptr) return;
+  switch (origin_) {
+    case Origin::kHeap:
+      std::free(data_);
+      break;
+    case Origin::kMapping:
+    case Origin::kFile:
+      munmap(data_, mapped_);
+      break;
+    case Origin::kLibpmem:
+      UnmapPmem(data_, mapped_);
+      break;
+    case Origin::kMemkind:
+      FreeOnNodes(data_);
+      break;
   }
 }
 
@@ -123,7 +138,7 @@ void ZeroedBlock::Swap(ZeroedBlock& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
-  std::swap(file_, other.file_);
+  std::swap(origin_, other.origin_);
 }
 
 namespace {

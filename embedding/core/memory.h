@@ -18,12 +18,12 @@ class ZeroedBlock {
  public:
   ZeroedBlock() = default;
   explicit ZeroedBlock(size_t bytes);
-  // The same in an unnamed file of a directory, its space reserved on the disk beforehand; synced says whether the
-  // mount granted MAP_SYNC (persistent memory). Throws StorageFull where there is no space, std::invalid_argument for
-  // a directory that cannot be used.
-  static ZeroedBlock InFile(const std::string& directory, size_t bytes, bool* synced = nullptr);
-  // The same on a NUMA node. Throws std::invalid_argument for a node that the system does not give.
-  static ZeroedBlock OnNode(int node, size_t bytes);
+  // The same in an unnamed file of a directory, its space reserved on the disk beforehand, by libpmem where it is
+  // installed; granted says what it is: "libpmem, " and "MAP_SYNC" (persistent memory) or "file". Throws StorageFull
+  // where there is no space, std::invalid_argument for a directory that cannot be used.
+  static ZeroedBlock InFile(const std::string& directory, size_t bytes, std::string* granted = nullptr);
+  // The same on NUMA nodes, by memkind; see AllocateOnNodes.
+  static ZeroedBlock OnNodes(int node, size_t bytes);
 
   ZeroedBlock(ZeroedBlock&& other) noexcept { Swap(other); }
   ZeroedBlock& operator=(ZeroedBlock&& other) noexcept {
@@ -42,10 +42,12 @@ class ZeroedBlock {
  private:
   void Swap(ZeroedBlock& other) noexcept;
 
+  enum class Origin { kHeap, kMapping, kFile, kLibpmem, kMemkind };
+
   char* data_ = nullptr;
   size_t size_ = 0;
-  size_t mapped_ = 0;  // bytes to unmap; 0 when the block came from the heap
-  bool file_ = false;
+  size_t mapped_ = 0;  // bytes to unmap
+  Origin origin_ = Origin::kHeap;
 };
 
 // 64-byte aligned, uninitialised buffers for results. Freed ones are kept for the next batch (up to a limit), since

@@ -25,7 +25,7 @@ ZeroedBlock MakeTierBlock(const TierConfig& config, size_t bytes) {
     case TierKind::kDram:
       return ZeroedBlock(bytes);
     case TierKind::kPmemMemkind:
-      return ZeroedBlock::OnNode(config.node, bytes);
+      return ZeroedBlock::OnNodes(config.node, bytes);
     default:
       return ZeroedBlock::InFile(config.path, bytes);
   }
@@ -36,7 +36,7 @@ std::string DescribeTier(const TierConfig& config) {
     case TierKind::kDram:
       return "dram";
     case TierKind::kPmemMemkind:
-      return "numa node " + std::to_string(config.node);
+      return config.node < 0 ? "memkind (dax kmem)" : "memkind (numa node " + std::to_string(config.node) + ")";
     case TierKind::kSsd:
       return "ssd log";
     case TierKind::kLevelDb:
@@ -44,9 +44,9 @@ std::string DescribeTier(const TierConfig& config) {
     case TierKind::kPmemFile:
       break;
   }
-  bool synced = false;
-  ZeroedBlock::InFile(config.path, 4096, &synced);
-  return synced ? "pmem (MAP_SYNC)" : "pmem (file)";
+  std::string granted;
+  ZeroedBlock::InFile(config.path, 4096, &granted);
+  return "pmem (" + granted + ")";
 }
 
 size_t ChunkBytes(const TierConfig& config, const std::vector<RowLayout>& classes) {

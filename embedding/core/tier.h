@@ -23,7 +23,7 @@ struct TierConfig {
   TierKind kind = TierKind::kDram;
   uint64_t bytes = 0;  // hard limit, divided among the shards; 0 is none
   std::string path;    // directory; empty where the kind needs none
-  int node = 0;        // NUMA node of kPmemMemkind
+  int node = 0;        // NUMA node of kPmemMemkind; -1 for all that memkind takes for persistent memory
 };
 
 // A row where it lies; valid until the tier changes.
@@ -60,8 +60,8 @@ std::unique_ptr<TierStore> MakeTierStore(const TierConfig& config, const std::ve
 // Zeroed memory of a tier that is memory to the CPU: DRAM, a mapped file, or a NUMA node.
 ZeroedBlock MakeTierBlock(const TierConfig& config, size_t bytes);
 
-// What the system granted for a tier, for statistics: "dram", "pmem (MAP_SYNC)", "pmem (file)", "numa node 1", "ssd
-// log".
+// What the system granted for a tier, for statistics: "dram", "pmem (libpmem, MAP_SYNC)", "pmem (file)", "memkind (numa
+// node 1)", "memkind (dax kmem)", "ssd log", "leveldb".
 std::string DescribeTier(const TierConfig& config);
 
 }  // namespace deeprec
