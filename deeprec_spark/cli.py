@@ -1,4 +1,4 @@
-"""The command line: `deeprec-spark prepare|train|evaluate|export|predict --conf job.yaml`, `demo`, `query` and more.
+"""The command line: `deeprec-spark prepare|train|evaluate|export|predict --conf job.yaml`, `checkpoint`, `demo` …
 
 Exit codes: 0 done, 1 failed, 2 the configuration or the command is wrong.
 """
@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from deeprec_spark.checkpoint.commands import app as checkpoint_app
+
 app = typer.Typer(
     name="deeprec-spark",
     help="Train recommendation models with very large embedding tables on Spark.",
@@ -19,6 +21,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(checkpoint_app)
 
 Conf = Annotated[
     Path, typer.Option("--conf", metavar="FILE", help="The job's YAML; `deeprec-spark conf` shows some.")

@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,9 @@ _LOCAL_SCHEMES = ("", "file", "dbfs")
 _S3_SCHEMES = ("s3", "s3a", "s3n")
 _HDFS_SCHEMES = ("hdfs", "viewfs")
 _S3_OPTIONS = ("access_key", "secret_key", "session_token", "region", "scheme", "endpoint_override")
-_S3_ATTEMPTS = 8
+_FLUSH_BYTES = 32 << 20
+_S3_ATTEMPTS = "DEEPREC_S3_ATTEMPTS"
+_DEFAULT_S3_ATTEMPTS = 8
 _S3_CONNECT_SECONDS = 10.0
 _S3_REQUEST_SECONDS = 60.0
 
@@ -38,7 +41,8 @@ def resolve(location: str) -> tuple[Any, str]:
 
     S3 takes its endpoint and credentials from the URI's query (`?endpoint_override=…&scheme=http&region=…&access_key=…&
     secret_key=…&session_token=…`), else from `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`, `AWS_REGION` and the usual
-    chain of AWS credentials. Use the environment for secrets, on the driver and on all executors.
+    chain of AWS credentials. Use the environment for secrets, on the driver and on all executors. A request that fails
+    is tried `DEEPREC_S3_ATTEMPTS` times (8, over about a minute).
 
     Example:
         >>> resolve("/data/part.parquet")[1]
@@ -129,9 +133,9 @@ def list_files(filesystem: Any, directory: str, prefix: str, suffix: str) -> lis
 def open_output(filesystem: Any, path: str) -> Iterator[Any]:
     """A new binary file; when the block ends without an exception its bytes are safe from a crash of the host."""
     if isinstance(filesystem, fs.LocalFileSystem):
-        with open(path, "wb") as file:
-            yield file
-            file.flush()
+        with open(path, "wb", buffering=0) as file:
+            with _Flushed(file) as flushed:
+                yield flushed
             os.fsync(file.fileno())
         _sync_directory(os.path.dirname(path))
         return
@@ -146,6 +150,38 @@ def open_output(filesystem: Any, path: str) -> Iterator[Any]:
             logger.info("Closing a file that was given up failed too: %s: %s", path, error)
         raise
     stream.close()
+
+
+class _Flushed:
+    """A file whose bytes go to the disk while more are being written, so that the flush at the end is short."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._since = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._flush: Future[None] | None = None
+
+    def __enter__(self) -> _Flushed:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=True)
+        if self._flush is not None:
+            self._flush.result()
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        done = 0
+        while done < view.nbytes:
+            done += self._file.write(view[done:])
+        self._since += done
+        if self._since >= _FLUSH_BYTES and (self._flush is None or self._flush.done()):
+            self._since = 0
+            self._flush = self._pool.submit(os.fdatasync, self._file.fileno())
+        return done
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
 
 def publish(filesystem: Any, path: str, content: bytes) -> None:
@@ -203,7 +239,8 @@ def _s3(parts: SplitResult) -> tuple[Any, str]:
     credentials = tuple(
         os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
     )
-    return _s3_filesystem(tuple(sorted(options.items())), credentials), path
+    attempts = int(os.environ.get(_S3_ATTEMPTS) or _DEFAULT_S3_ATTEMPTS)
+    return _s3_filesystem(tuple(sorted(options.items())), credentials, attempts), path
 
 
 @lru_cache(maxsize=64)
@@ -217,14 +254,16 @@ def _region_of(bucket: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _s3_filesystem(options: tuple[tuple[str, str], ...], credentials: tuple[str | None, ...]) -> Any:
+def _s3_filesystem(
+    options: tuple[tuple[str, str], ...], credentials: tuple[str | None, ...], attempts: int
+) -> Any:
     """One client for equal options; the environment's credentials are part of the question, not handed on."""
     del credentials
     return fs.S3FileSystem(
         **dict(options),
         connect_timeout=_S3_CONNECT_SECONDS,
         request_timeout=_S3_REQUEST_SECONDS,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS),
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=attempts),
         # A small file is one PUT, which commits it; without this it would be a multipart upload.
         allow_delayed_open=True,
     )

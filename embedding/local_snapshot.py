@@ -24,6 +24,7 @@ from deeprec_spark.embedding.table_files import (
     bucket_range,
     check_spec,
     int64_column,
+    matrix_column,
     spec_to_dict,
     write_json,
     write_table,
@@ -222,7 +223,7 @@ class TableRestore:
         """Take in rows and counts of buckets [first, last)."""
         if self.values_only:
             for batch in self.chain.rows(first, last, ["key", "value"]):
-                self.table.upsert(int64_column(batch, "key"), _matrix(batch, "value", self.table))
+                self.table.upsert(int64_column(batch, "key"), matrix_column(batch, "value"))
             return
         for batch in self.chain.rows(first, last):
             self.table.import_rows(_block(batch, self.table))
@@ -273,19 +274,14 @@ def restore_tables(tables: Sequence[TableRestore], shard_index: int, num_shards:
         part.finish(first, last)
 
 
-def _matrix(batch: pa.RecordBatch, name: str, table: EmbeddingVariable) -> Float32Array:
-    flat: Float32Array = batch.column(name).flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(batch), -1 if len(batch) else table.embedding_dim)
-
-
 def _block(batch: pa.RecordBatch, table: EmbeddingVariable) -> RowBlock:
     names = batch.schema.names
     return RowBlock(
         key=int64_column(batch, "key"),
         frequency=int64_column(batch, "frequency"),
         version=int64_column(batch, "version"),
-        value=_matrix(batch, "value", table),
-        slots={name: _matrix(batch, name, table) for name in table.optimizer.slot_names()},
+        value=matrix_column(batch, "value"),
+        slots={name: matrix_column(batch, name) for name in table.optimizer.slot_names()},
         time=int64_column(batch, "time") if "time" in names else None,
         blocks=int64_column(batch, "blocks") if "blocks" in names else None,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from deeprec_spark.embedding.table_files import (
     GROUPS_KEY,
     METADATA_KEY,
     int64_column,
+    matrix_array,
+    matrix_column,
     table_directory,
 )
 
@@ -45,6 +48,7 @@ class TableLevel:
         self.blooms = list_files(self.filesystem, folder, "bloom-", ".parquet")
         infos = [part.info for part in self.parts]
         self.info = infos[0]
+        self.schema = self.parts[0].schema.remove_metadata()
         self.updates = max(int(info["updates"]) for info in infos)
         self.calls = max(int(info["calls"]) for info in infos)
         self.num_rows = sum(part.num_rows for part in self.parts)
@@ -111,38 +115,48 @@ class TableChain:
                 columns (`time`) that newer ones have.
             ordered: by bucket. Otherwise rows are so only in windows of a few buckets, which costs less.
         """
-        return self._merged("parts", first, last, columns, ordered)
+        return self._flat("parts", first, last, columns, ordered)
 
     def filtered(
         self, first: int = 0, last: int = NUM_BUCKETS, *, ordered: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Keys that are only counted, and their counts: key, frequency."""
-        return self._merged("filtered", first, last, None, ordered)
+        return self._flat("filtered", first, last, None, ordered)
 
-    def _merged(
+    def windows(
+        self, first: int = 0, last: int = NUM_BUCKETS, rows: int | None = None
+    ) -> list[tuple[int, int]]:
+        """Ranges of buckets that hold about two row groups each, if the table has so many rows and counts."""
+        total = sum(level.num_rows + level.num_filtered for level in self.levels) if rows is None else rows
+        width = max(1, NUM_BUCKETS * 2 * GROUP_ROWS // max(total, 1))
+        return [(begin, min(begin + width, last)) for begin in range(first, last, width)]
+
+    def by_window(
+        self, windows: Sequence[tuple[int, int]], columns: Sequence[str] | None = None
+    ) -> Iterator[list[pa.RecordBatch]]:
+        """The rows of each range of buckets; ranges must ascend."""
+        return self._merged("parts", windows, columns)
+
+    def _flat(
         self, kind: str, first: int, last: int, columns: Sequence[str] | None, ordered: bool
     ) -> Iterator[pa.RecordBatch]:
-        streams = [
-            _LevelStreams(level, kind, columns, with_keys=number > 0)
-            for number, level in enumerate(self.levels)
-        ]
-        try:
-            if len(streams) == 1:
-                yield from streams[0].wanted.batches(first, last)
-                return
-            for begin, end in self._windows(first, last):
-                found = _merge_window(streams, begin, end)
-                yield from _by_bucket(found) if ordered and len(found) > 1 else found
-        finally:
-            for stream in streams:
-                stream.close()
+        if len(self.levels) == 1:
+            with closing(_LevelStreams(self.last, kind, columns, with_keys=False)) as streams:
+                yield from streams.wanted.batches(first, last)
+            return
+        for found in self._merged(kind, self.windows(first, last), columns):
+            yield from _by_bucket(found) if ordered and found else found
 
-    def _windows(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Ranges of buckets that hold about two row groups together."""
-        total = sum(level.num_rows + level.num_filtered for level in self.levels)
-        width = max(1, NUM_BUCKETS * 2 * GROUP_ROWS // max(total, 1))
-        for begin in range(first, last, width):
-            yield begin, min(begin + width, last)
+    def _merged(
+        self, kind: str, windows: Sequence[tuple[int, int]], columns: Sequence[str] | None
+    ) -> Iterator[list[pa.RecordBatch]]:
+        with ExitStack() as stack:
+            streams = [
+                stack.enter_context(closing(_LevelStreams(level, kind, columns, with_keys=number > 0)))
+                for number, level in enumerate(self.levels)
+            ]
+            for begin, end in windows:
+                yield _merge_window(streams, begin, end)
 
 
 def _merge_window(streams: Sequence[_LevelStreams], begin: int, end: int) -> list[pa.RecordBatch]:
@@ -161,24 +175,25 @@ def _merge_window(streams: Sequence[_LevelStreams], begin: int, end: int) -> lis
 def _by_bucket(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """The same rows as one batch in order of buckets, with the newest checkpoint's columns."""
     schema = batches[0].schema
-    full = [_with_columns(batch, schema) for batch in batches]
+    full = [with_schema(batch, schema) for batch in batches]
     merged = pa.Table.from_batches(full).combine_chunks().to_batches()[0]
     order = np.argsort(bucket(int64_column(merged, "key")), kind="stable")
     return [merged.take(pa.array(order))]
 
 
-def _with_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of an older checkpoint with the columns of a newer one; what it lacks is 0."""
+def with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of an older checkpoint with the columns of a newer one; integers that it lacks are 0."""
     if batch.schema.equals(schema):
         return batch
-    zeros = pa.array(np.zeros(len(batch), np.int64))
-    return pa.record_batch(
-        [
-            batch.column(field.name).cast(field.type) if field.name in batch.schema.names else zeros
-            for field in schema
-        ],
-        schema=schema,
-    )
+    columns = []
+    for field in schema:
+        if field.name not in batch.schema.names:
+            columns.append(pa.array(np.zeros(len(batch), np.int64)))
+        elif pa.types.is_fixed_size_list(field.type) or pa.types.is_fixed_size_binary(field.type):
+            columns.append(matrix_array(matrix_column(batch, field.name), field.type))
+        else:
+            columns.append(batch.column(field.name))
+    return pa.record_batch(columns, schema=schema)
 
 
 def _undecided(batches: list[pa.RecordBatch], decided: list[Int64Array]) -> list[pa.RecordBatch]:
@@ -221,12 +236,13 @@ class _File:
         self.path = path
         with _Named(path), pq.ParquetFile(path, filesystem=filesystem) as source:
             self.metadata = source.metadata
-            schema = source.schema_arrow.metadata or {}
-        if METADATA_KEY not in schema:
+            self.schema = source.schema_arrow
+        metadata = self.schema.metadata or {}
+        if METADATA_KEY not in metadata:
             raise ValueError(
                 f"Not a checkpoint file: its schema has no {METADATA_KEY.decode()} metadata. Received: {path}"
             )
-        self.info: dict[str, Any] = json.loads(schema[METADATA_KEY])
+        self.info: dict[str, Any] = json.loads(metadata[METADATA_KEY])
         self.num_rows = int(self.metadata.num_rows)
         groups = (self.metadata.metadata or {}).get(GROUPS_KEY)
         everything = [(0, NUM_BUCKETS - 1)] * self.metadata.num_row_groups

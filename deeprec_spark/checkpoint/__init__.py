@@ -16,6 +16,7 @@ from deeprec_spark.checkpoint.directory import (
     read_manifest,
     steps,
 )
+from deeprec_spark.checkpoint.embeddings import read_embeddings
 from deeprec_spark.checkpoint.errors import (
     CheckpointCorruptError,
     CheckpointMismatchError,
@@ -58,6 +59,7 @@ __all__ = [
     "new_directory",
     "problems",
     "prune",
+    "read_embeddings",
     "read_manifest",
     "save_checkpoint",
     "steps",

@@ -118,7 +118,7 @@ def prune(model_dir: str, keep_max: int) -> list[int]:
         return []
     try:
         needed = {
-            parent(directory)[1] for entry in committed[-keep_max:] for directory, _ in _walk(entry.directory)
+            parent(directory)[1] for entry in committed[-keep_max:] for directory, _ in walk(entry.directory)
         }
     except _BROKEN as error:
         logger.warning("Nothing is deleted, for a checkpoint is broken: %s", error)
@@ -169,7 +169,7 @@ def _copy_one(source: str, target: str) -> None:
     commit(target, manifest)
 
 
-def _walk(directory: str) -> list[tuple[str, Manifest]]:
+def walk(directory: str) -> list[tuple[str, Manifest]]:
     """The chain of a checkpoint by its manifests, newest first."""
     found: list[tuple[str, Manifest]] = []
     place: str | None = directory
@@ -185,7 +185,7 @@ def _walk(directory: str) -> list[tuple[str, Manifest]]:
 
 
 def _verified(directory: str, verify: bool, checked: dict[str, Manifest]) -> list[str]:
-    found = _walk(directory)[::-1]
+    found = walk(directory)[::-1]
     for place, manifest in found:
         if checked.get(place) != manifest:
             check_files(place, manifest.files, checksums=verify)

@@ -15,6 +15,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,22 @@ from pyarrow import fs
 
 from deeprec_spark.checkpoint.errors import CheckpointCorruptError, CheckpointNotFoundError
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest
-from deeprec_spark.embedding.filesystem import join, make_directory, parent, publish, redacted, resolve
+from deeprec_spark.embedding.filesystem import (
+    join,
+    make_directory,
+    parent,
+    publish,
+    redacted,
+    renames,
+    resolve,
+)
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"
 _NAME = re.compile(r"(\d{12})(?:-([1-9]\d*))?")
 _READ_BYTES = 4 << 20
 _VERIFY_THREADS = 4
+_DELETE_TRIES = 4
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +69,17 @@ def new_directory(model_dir: str, step: int) -> str:
         number += 1
 
 
-def begin(directory: str) -> None:
+def begin(directory: str, *, alone: bool = True) -> None:
     """Make an empty directory to save into; what is there, a checkpoint or a save cut short, is deleted.
 
-    Saves cut short beside it go too: one save of a model runs at a time. Files of an earlier save, perhaps by another
-    number of servers, must not mix with those of this one.
+    Saves cut short beside it go too, if this one is `alone`: one save of a model runs at a time. Files of an earlier
+    save, perhaps by another number of servers, must not mix with those of this one.
     """
     filesystem, path = resolve(directory)
     if filesystem.get_file_info(path).type != fs.FileType.NotFound:
         delete(filesystem, path)
     folder = path.rpartition("/")[0]
-    if folder.rpartition("/")[2] == FOLDER:
+    if alone and folder.rpartition("/")[2] == FOLDER:
         for name in _uncommitted(filesystem, folder):
             logger.warning("Deleting a save that was cut short: %s", f"{folder}/{name}")
             delete(filesystem, f"{folder}/{name}")
@@ -251,6 +261,15 @@ def delete(filesystem: Any, path: str) -> None:
     """Delete a checkpoint, its manifest first: a deletion cut short leaves none that looks whole."""
     if _exists(filesystem, f"{path}/{MANIFEST}"):
         filesystem.delete_file(f"{path}/{MANIFEST}")
+    if renames(filesystem):
+        filesystem.delete_dir(path)
+        return
+    # Object stores over a file system show folders as objects, which cannot go before what they hold: a level a try.
+    for _ in range(_DELETE_TRIES):
+        with suppress(OSError):
+            filesystem.delete_dir(path)
+        if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+            return
     filesystem.delete_dir(path)
 
 
