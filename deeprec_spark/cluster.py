@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from deeprec_spark.runtime.coordinator import Coordinator
+from deeprec_spark.runtime.cut import Cutter
 from deeprec_spark.runtime.launch import LaunchOptions, NodeGroup, launch_nodes
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import CoordinatorOptions, Mode, check_topology
@@ -78,24 +79,37 @@ class TrainingCluster:
         assert self._coordinator is not None  # __enter__ has set both
         assert self._nodes is not None
         try:
-            self._coordinator.stop()
+            self._coordinator.stop(timeout=30.0 if error is None else 5.0)
             if error is None:
                 self._nodes.wait()
         finally:
             self._nodes.cancel()
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, on_tick: Callable[[], None] | None = None) -> None:
         """Wait until all nodes run; a RegistrationError names those that do not."""
-        self._running().wait_ready()
+        self._running().wait_ready(on_tick=on_tick)
         logger.info(
             "Nodes are running: %d servers, %d workers", self.options.num_ps, self.options.num_workers
         )
 
     def run(
-        self, phase: Phase, on_progress: Callable[[Sequence[Progress]], None] | None = None
+        self,
+        phase: Phase,
+        on_progress: Callable[[Sequence[Progress]], None] | None = None,
+        on_tick: Callable[[], None] | None = None,
     ) -> list[PhaseResult]:
         """Run one phase on the workers; results in rank order."""
-        return self._running().run_phase(phase, on_progress=on_progress)
+        return self._running().run_phase(phase, on_progress=on_progress, on_tick=on_tick)
+
+    @property
+    def cutter(self) -> Cutter:
+        """Takes consistent cuts, and restores them."""
+        return Cutter(self._running())
+
+    def first_worker(self) -> int:
+        """The rank of a worker that runs, to ask for what any of them can tell."""
+        running = self._running().running_workers()
+        return running[0] if running else self.options.num_ps
 
     def _running(self) -> Coordinator:
         if self._coordinator is None:

@@ -19,7 +19,9 @@ from deeprec_spark.redaction import MASK, is_secret, redact_settings, redacted
 if TYPE_CHECKING:
     import keras
 
+    from deeprec_spark.recovery import RestartOptions
     from deeprec_spark.runtime.transport import TlsOptions
+    from deeprec_spark.saving import CheckpointOptions
 
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -132,6 +134,53 @@ class EarlyStoppingSection(Section):
     patience: int = Field(1, ge=0, description="Epochs without improvement.")
 
 
+class CheckpointsSection(Section):
+    """When training is saved, beside its end. `null` switches a rule off. Training goes on while files are written."""
+
+    save_secs: float | None = Field(1800.0, gt=0.0, description="A full checkpoint after so many seconds.")
+    save_steps: int | None = Field(None, ge=1, description="Or after so many updates of the model.")
+    incremental_secs: float | None = Field(
+        None, gt=0.0, description="What changed since the last save, after so many seconds."
+    )
+    incremental_steps: int | None = Field(None, ge=1, description="Or after so many updates.")
+    keep_max: PositiveInt = Field(
+        2, description="Full checkpoints that stay, each with the incremental ones that build on it."
+    )
+    on_sigterm: bool = Field(True, description="Save when the driver gets SIGTERM, then end.")
+    fallback: bool = Field(
+        False,
+        description="Begin with the last whole checkpoint where the newest is damaged; else it is an error.",
+    )
+    resume: bool = Field(
+        True, description="Go on in the middle of a run of the same data and settings that was cut short."
+    )
+
+    def make_options(self) -> CheckpointOptions:
+        """The section as the Estimator takes it."""
+        from deeprec_spark.saving import CheckpointOptions
+
+        return CheckpointOptions(**self.model_dump())
+
+
+class RestartsSection(Section):
+    """What happens when a node fails that training cannot do without: all are started again."""
+
+    max_restarts: int = Field(
+        3, ge=0, description="How often, from the last checkpoint, before training fails."
+    )
+    backoff_secs: float = Field(2.0, ge=0.0, description="Pause before the first restart; doubled each time.")
+    max_backoff_secs: float = Field(60.0, ge=0.0, description="The longest pause.")
+    slots_secs: float = Field(
+        180.0, ge=0.0, description="How long a restart waits for Spark to replace lost executors."
+    )
+
+    def make_options(self) -> RestartOptions:
+        """The section as the Estimator takes it."""
+        from deeprec_spark.recovery import RestartOptions
+
+        return RestartOptions(**self.model_dump())
+
+
 class TrainingSection(Section):
     """What `fit` is told."""
 
@@ -153,6 +202,8 @@ class TrainingSection(Section):
         None, description="Weight of the loss by label, as {0: 1.0, 1: 3.0}."
     )
     seed: int = Field(0, description="Initial weights, table rows, order of the rows.")
+    checkpoints: CheckpointsSection = CheckpointsSection()
+    restarts: RestartsSection = RestartsSection()
     tensorboard: str | None = Field(None, description="Folder of TensorBoard logs.")
 
     def make_sparse_optimizer(self) -> Optimizer:

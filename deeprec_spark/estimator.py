@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from deeprec_spark import checkpoint, inference, orca
@@ -19,9 +19,11 @@ from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
 from deeprec_spark.layers import tables
+from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.options import Mode
 from deeprec_spark.runtime.slots import check_slots
 from deeprec_spark.runtime.transport import TlsOptions
+from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.session import current_session
 from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe
 from deeprec_spark.training.driver_model import DriverModel, label_kinds
@@ -53,6 +55,8 @@ class EstimatorOptions:
         seed: initial weights, table rows, shuffling.
         tls: certificates for the calls between driver and nodes; None leaves them unencrypted.
         max_message_mb: larger messages between them are refused; at most 2047.
+        checkpoints: when `fit` saves, beside its end.
+        restarts: how often `fit` starts its nodes again after a failure.
     """
 
     num_ps: int = 0
@@ -63,6 +67,8 @@ class EstimatorOptions:
     model_dir: str | None = None
     feature_spec: FeatureSpec | None = None
     seed: int = 0
+    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
+    restarts: RestartOptions = field(default_factory=RestartOptions)
     log_to_driver: bool = True
     tls: TlsOptions | None = None
     max_message_mb: int = 1024
@@ -90,6 +96,8 @@ class Estimator:
         model_dir: str | None = None,
         feature_spec: FeatureSpec | None = None,
         seed: int = 0,
+        checkpoints: CheckpointOptions | None = None,
+        restarts: RestartOptions | None = None,
         log_to_driver: bool = True,
         tls: TlsOptions | None = None,
         max_message_mb: int = 1024,
@@ -103,8 +111,8 @@ class Estimator:
             config: what `model_creator` and data creators get.
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
-            num_ps, num_workers, workers_per_node, mode, sparse_optimizer, model_dir, feature_spec, seed,
-                log_to_driver, tls, max_message_mb: see EstimatorOptions.
+            num_ps, num_workers, workers_per_node, mode, sparse_optimizer, model_dir, feature_spec, seed, checkpoints,
+                restarts, log_to_driver, tls, max_message_mb: see EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
@@ -124,6 +132,8 @@ class Estimator:
             model_dir=model_dir,
             feature_spec=feature_spec,
             seed=seed,
+            checkpoints=checkpoints or CheckpointOptions(),
+            restarts=restarts or RestartOptions(),
             log_to_driver=log_to_driver,
             tls=tls,
             max_message_mb=max_message_mb,
@@ -395,11 +405,9 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         trainer_options = self._trainer_options(class_weight)
         driver = DriverModel(model, train.spec, trainer_options)
         start = self._checkpoint or checkpoint.latest(self.model_dir)
-        done_epochs = 0
         if start is not None:
-            manifest = checkpoint.load(start, verify=True)
+            manifest = checkpoint.load(start, verify=False)
             manifest.check_model(driver.table_specs, ModelRecord.of(driver.model).weights)
-            done_epochs = manifest.epoch
         job = WorkerJob(
             model_creator=self.model_creator,
             config=self.config,
@@ -408,24 +416,24 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             sample_weight=train.sample_weight,
             seed=self.options.seed,
         )
-        with TrainingCluster(self._spark, self._cluster_options, job) as cluster:
-            loop = FitLoop(
-                cluster,
-                driver,
-                train,
-                validation,
-                options,
-                callbacks,
-                model_dir=self.model_dir,
-                done_epochs=done_epochs,
-            )
-            if start is not None:
-                logger.info("Going on from step %d: %s", manifest.step, start)
-                loop.restore(start)
-            history = loop.run()
-            self._checkpoint = loop.finish()
+        loop = FitLoop(
+            driver,
+            train,
+            validation,
+            options,
+            callbacks,
+            cluster=self._cluster_options,
+            model_dir=self.model_dir,
+            checkpoints=self.options.checkpoints,
+            restarts=self.options.restarts,
+            start=start,
+        )
         self.statistics = loop.statistics
-        return history
+        try:
+            return loop.run(lambda: TrainingCluster(self._spark, self._cluster_options, job))
+        finally:
+            # After a failure the next fit goes on from what was saved last.
+            self._checkpoint = loop.last_checkpoint
 
     def _trained(self) -> str:
         """The directory of the checkpoint that evaluate, predict, export and save use."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark import checkpoint
-from deeprec_spark.cluster import TrainingCluster
-from deeprec_spark.data import ParquetDataset
+from deeprec_spark.cluster import ClusterOptions, TrainingCluster
 from deeprec_spark.data.arrays import unpack_arrays
 from deeprec_spark.data.filesystem import resolve
-from deeprec_spark.embedding.store import CheckpointFile
+from deeprec_spark.epochs import EpochPlan
+from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays, worker_arrays
 from deeprec_spark.progress import ProgressDisplay
+from deeprec_spark.recovery import RestartOptions, with_restarts
+from deeprec_spark.runtime.cut import Cut
+from deeprec_spark.runtime.errors import TerminatedError
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
+from deeprec_spark.saving import CheckpointOptions, Draft, Saver, SaveRecord, Termination
 from deeprec_spark.staging import StagedData
+from deeprec_spark.training import metrics
 from deeprec_spark.training.callbacks import CallbackHost
 from deeprec_spark.training.driver_model import DriverModel
 
@@ -27,10 +31,6 @@ logger = logging.getLogger(__name__)
 
 BEST_FOLDER = "best"
 """Below model_dir: the checkpoint of the best epoch, while a fit that may go back to it runs."""
-
-MAX_LEASE_ROWS = 65_536
-# Leases are small beside a worker's share, so that the slowest delays the epoch by little.
-LEASES_PER_WORKER = 16
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,9 @@ class FitOptions:
     shuffle: bool = True
     seed: int = 0
     verbose: int = 1
-    keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "validation_freq", "keep_checkpoints"):
+        for name in ("epochs", "batch_size", "validation_freq"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}")
         for name in ("steps_per_epoch", "validation_steps"):
@@ -65,11 +64,17 @@ class FitOptions:
 
 @dataclass
 class FitStatistics:
-    """What a fit did: rows, steps of the model (updates), and the seconds that its training phases took."""
+    """What a fit did: rows, steps of the model (updates), and the seconds that its training phases took.
+
+    Rows and steps are those that the model has seen: what was trained again after a failure counts once. `saves` are
+    its checkpoints and what each of them cost, `restarts` how often its nodes were started again.
+    """
 
     rows: int = 0
     steps: int = 0
     seconds: float = 0.0
+    restarts: int = 0
+    saves: list[SaveRecord] = field(default_factory=list)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -79,190 +84,418 @@ class FitStatistics:
 
 
 class FitLoop:
-    """Runs the epochs of one fit on a started cluster."""
+    """Runs the epochs of one fit, on one cluster after another where nodes fail.
+
+    Args:
+        driver: the model on the driver.
+        train, validation: the staged rows.
+        options, callbacks: of the fit.
+        cluster: how many nodes, and their mode.
+        model_dir: where checkpoints go.
+        checkpoints, restarts: when to save, and how often to start again.
+        start: the checkpoint to begin with; None begins with a new model.
+    """
 
     def __init__(
         self,
-        cluster: TrainingCluster,
         driver: DriverModel,
         train: StagedData,
         validation: StagedData | None,
         options: FitOptions,
         callbacks: Sequence[keras.callbacks.Callback],
         *,
+        cluster: ClusterOptions,
         model_dir: str,
-        done_epochs: int = 0,
+        checkpoints: CheckpointOptions | None = None,
+        restarts: RestartOptions | None = None,
+        start: str | None = None,
     ) -> None:
-        self._cluster = cluster
-        self._model_dir = model_dir.rstrip("/")
-        self._best: str | None = None
-        # Epochs of earlier fits count on, so that a second fit reads the rows in another order.
-        self._done_epochs = done_epochs
         self._driver = driver
         self._train = train
         self._validation = validation
         self._options = options
+        self._cluster_options = cluster
+        self._model_dir = model_dir.rstrip("/")
+        self._checkpoints = checkpoints or CheckpointOptions()
+        self._restarts = restarts or RestartOptions()
+        self._start = start
+        self._plan = EpochPlan(
+            train.dataset,
+            cluster,
+            options.batch_size,
+            options.steps_per_epoch,
+            options.shuffle,
+            options.seed,
+        )
+        self._position = self._first = self._first_position()
         self._host = CallbackHost(
             driver.model,
             callbacks,
             epochs=options.epochs,
-            steps=self._steps_per_epoch(),
+            steps=self._plan.num_steps,
             pull_weights=self._pull_dense,
             save_best=self._save_best,
             restore_best=self._restore_best,
         )
+        self._display = ProgressDisplay(options.verbose, options.epochs)
+        self._termination = Termination()
+        self._last: SaveRecord | None = None
+        self._best: str | None = None
+        self._begun = self._ended = False
+        self._running_epoch: int | None = None
+        self._epoch = _RunningEpoch()
+        self._step = 0
         self.statistics = FitStatistics()
 
-    def run(self) -> dict[str, list[float]]:
-        """All epochs; returns Keras's history: a list of one number an epoch for each metric."""
-        options = self._options
-        self._cluster.wait_ready()
-        self._host.train_begin()
-        with ProgressDisplay(options.verbose, options.epochs) as display:
-            for epoch in range(options.initial_epoch, options.epochs):
-                self._host.epoch_begin(epoch)
-                logs = self._train_epoch(epoch, display)
-                if self._validation is not None and (epoch + 1) % options.validation_freq == 0:
-                    logs |= {f"val_{name}": value for name, value in self._validate(display).items()}
-                display.end(logs)
-                self._done_epochs += 1
-                if self._host.epoch_end(epoch, logs):
-                    logger.info("Training stops after epoch %d: a callback asked for it", epoch + 1)
-                    break
-        self._host.train_end()
+    @property
+    def last_checkpoint(self) -> str | None:
+        """The newest checkpoint of this fit, else the one that it began with."""
+        return self._start if self._last is None else self._last.directory
+
+    def run(self, start_cluster: Callable[[], TrainingCluster]) -> dict[str, list[float]]:
+        """Train all epochs that are left, and leave a checkpoint.
+
+        Returns:
+            Keras's history: a list of one number an epoch for each metric.
+
+        Raises:
+            NodeError: a node failed for a reason that would come again, or once more than `max_restarts` times.
+            TerminatedError: SIGTERM has come; what was trained is saved.
+        """
+        with self._display, self._termination.watch(self._checkpoints.on_sigterm):
+            with_restarts(
+                lambda: self._attempt(start_cluster),
+                self._restarts,
+                on_restart=self._on_restart,
+                interrupt=self._termination.asked,
+            )
         return self._host.history
 
-    def restore(self, directory: str) -> None:
-        """Give the nodes the state of a checkpoint."""
-        self._cluster.run(Phase("restore", {"directory": directory}, ranks=[self._chief]))
-        self._pull_dense()
+    # --- one attempt: a cluster from its start to the last epoch ---
 
-    def save(self, directory: str) -> list[CheckpointFile]:
-        """Have the nodes write their parameters below `directory`, without committing a checkpoint."""
-        [result] = self._cluster.run(Phase("save", {"directory": directory}, ranks=[self._chief]))
-        return [CheckpointFile(**file) for file in result.data["files"]]
+    def _attempt(self, start_cluster: Callable[[], TrainingCluster]) -> None:
+        with start_cluster() as cluster:
+            self._cluster = cluster
+            cluster.wait_ready(self._stop_if_asked)
+            self._saver = Saver(
+                cluster.cutter,
+                self._checkpoints,
+                describe=self._describe,
+                commit=lambda draft: self._commit(draft, self._model_dir, self._checkpoints.keep_max),
+                on_saved=self._on_saved,
+            )
+            self._go_back()
+            self._begin_callbacks()
+            self._train_epochs()
+            if not self._ended:
+                self._ended = True
+                self._host.train_end()
+            self._finish()
 
-    def finish(self) -> str:
-        """Commit a checkpoint of the state that the nodes hold; returns its directory."""
-        directory = self._checkpoint(self._model_dir, self._options.keep_checkpoints)
-        if self._best is not None:
-            filesystem, path = resolve(f"{self._model_dir}/{BEST_FOLDER}")
-            filesystem.delete_dir(path)
-        return directory
+    def _go_back(self) -> None:
+        """Bring the new nodes to the last checkpoint, and the position with them."""
+        position: FitPosition | None = self._first
+        if self.last_checkpoint is not None:
+            fallback = self._checkpoints.fallback or self.statistics.restarts > 0
+            chain = checkpoint.chain(self.last_checkpoint, fallback=fallback)
+            manifest = checkpoint.load(chain[-1], verify=False)
+            logger.info("Going on from step %d: %s", manifest.step, chain[-1])
+            self._restore(chain, manifest.save_id)
+            if chain[-1] != self._start:
+                position = FitPosition.from_dict(manifest.position)
+                if position is None or position.finished or self._identity.differences(position.fit):
+                    # What is left is older than this fit, which begins anew.
+                    position = self._first_position(resume=False)
+            self._step = manifest.step
+        else:
+            self._step = 0
+        assert position is not None  # both branches set one
+        self._resuming = position.within is not None
+        self._position = position
+        if position is self._first and not self._resuming:
+            self._position = replace(position, step=self._step)
+        self._saver.start_at(self._step)
 
-    def _checkpoint(self, model_dir: str, keep: int) -> str:
-        step = self._pull_dense()
-        directory = checkpoint.save_checkpoint(
-            self.save,
-            model_dir,
-            model=self._driver.model,
-            tables=self._driver.table_specs,
-            step=step,
-            epoch=self._done_epochs,
-            optimizer=self._driver.dense_optimizer,
-            feature_spec=self._train.spec,
-            keep_max=keep,
-        )
-        logger.info("Checkpoint of step %d: %s", step, directory)
-        return directory
+    def _begin_callbacks(self) -> None:
+        position, options = self._position, self._options
+        if not self._begun:
+            self._begun = True
+            self._host.train_begin()
+            if position.learning_rate is not None:
+                self._host.set_learning_rate(position.learning_rate)
+        self._host.go_on(position.history, range(options.initial_epoch, position.epoch))
 
-    def _save_best(self) -> None:
-        self._best = self._checkpoint(f"{self._model_dir}/{BEST_FOLDER}", keep=1)
-
-    def _restore_best(self) -> None:
-        assert self._best is not None  # the host restores only what it had saved
-        logger.info("Going back to the best epoch: %s", self._best)
-        self.restore(self._best)
-
-    @property
-    def _chief(self) -> int:
-        """The rank that saves and reads for all: the first worker; ranks below it are servers."""
-        return self._cluster.options.num_ps
-
-    def _train_epoch(self, epoch: int, display: ProgressDisplay) -> dict[str, float]:
+    def _train_epochs(self) -> None:
         options = self._options
-        dataset = self._epoch_rows()
+        while self._position.epoch < options.epochs and not self._ended:
+            epoch = self._position.epoch
+            if self._running_epoch != epoch:
+                self._running_epoch = epoch
+                self._host.epoch_begin(epoch)
+            within = self._position.within
+            logs = self._train_epoch() if within is None or within.logs is None else dict(within.logs)
+            if self._validation is not None and (epoch + 1) % options.validation_freq == 0:
+                logs |= {f"val_{name}": value for name, value in self._validate(self._validation).items()}
+            self._display.end(logs)
+            # Callbacks may save this state, so the position moves on before them.
+            self._move_on()
+            stop = self._host.epoch_end(epoch, logs)
+            self._position = replace(self._position, history=self._host.history)
+            if stop:
+                logger.info("Training stops after epoch %d: a callback asked for it", epoch + 1)
+                return
+            self._tick()
+
+    def _move_on(self) -> None:
+        position = self._position
+        within = position.within or EpochPosition()
+        self._running_epoch = None
+        self._position = replace(
+            position,
+            epoch=position.epoch + 1,
+            done_epochs=position.done_epochs + 1,
+            rows=position.rows + within.samples,
+            within=EpochPosition(workers=within.workers),
+        )
+
+    # --- an epoch ---
+
+    def _train_epoch(self) -> dict[str, float]:
+        options, position, plan = self._options, self._position, self._plan
+        before = position.within or EpochPosition()
+        running = self._epoch = _RunningEpoch(before, self._step)
+        dataset = plan.rows(position.done_epochs)
         payload: dict[str, Any] = {
-            "epoch": self._done_epochs,
-            "batch_size": self._worker_batch_size,
+            "epoch": position.done_epochs,
+            "batch_size": plan.worker_batch_size,
             "shuffle_seed": options.seed if options.shuffle else None,
             "learning_rate": self._host.learning_rate,
+            "resume": before.resume() if self._resuming else None,
         }
-        if self._cluster.options.mode == "sync":
-            share = math.ceil(dataset.num_rows / self._cluster.options.num_workers)
-            payload["steps"] = math.ceil(share / self._worker_batch_size)
-        phase = self._phase("train", payload, dataset)
-        display.begin(f"epoch {epoch + 1}/{options.epochs}", dataset.num_rows)
+        if self._cluster_options.mode == "sync":
+            payload["steps"] = plan.worker_steps
+        self._display.begin(f"epoch {position.epoch + 1}/{options.epochs}", dataset.num_rows)
+        running.active = True
+        try:
+            results = self._cluster.run(
+                plan.phase("train", payload, dataset, before.queue), self._on_progress, self._tick
+            )
+        finally:
+            running.active = False
+        self._resuming = False
+        self._step = max([self._step, *(int(result.data["step"]) for result in results)])
+        trained = before.samples + sum(result.data["samples"] for result in results)
+        # What a lost worker counted is lost with it, but an epoch that was not stopped has all its rows.
+        samples = trained if running.stopped else dataset.num_rows
+        parts = [_worker_arrays(result) for result in results]
+        logs = self._metrics_of(
+            [*([before.metrics] if before.metrics else []), *(part.metrics for part in parts)]
+        )
+        self._position = replace(
+            position,
+            learning_rate=self._host.learning_rate,
+            within=EpochPosition(
+                workers=[WorkerArrays(random=part.random) for part in parts], samples=samples, logs=logs
+            ),
+        )
+        self.statistics.rows = position.rows + samples
+        self.statistics.steps = self._step - position.step
+        self.statistics.seconds += max((result.data["seconds"] for result in results), default=0.0)
+        return dict(logs)
 
-        def on_progress(reports: Sequence[Progress]) -> None:
-            samples, steps, logs = summarize(reports)
-            display.update(samples, logs)
-            self._host.progress(steps, logs)
+    def _on_progress(self, reports: Sequence[Progress]) -> None:
+        running = self._epoch
+        samples, steps, logs = summarize(reports)
+        if self._cluster_options.mode == "sync":
+            # Synchronous workers take each step together.
+            steps = max((report.data["steps"] for report in reports), default=0)
+        self._step = max(self._step, running.first_step + steps)
+        self._display.update(running.before.samples + samples, logs)
+        if self._host.progress(running.before.updates + steps, logs) and not running.stopped:
+            logger.info("Training stops at step %d: a callback asked for it", self._step)
+            running.stopped = True
+            self._saver.wait()
+            self._cluster.cutter.stop_phase()
 
-        results = self._cluster.run(phase, on_progress)
-        self.statistics.rows += sum(result.data["samples"] for result in results)
-        # Synchronous workers take each step together.
-        count = max if self._cluster.options.mode == "sync" else sum
-        self.statistics.steps += count(result.data["steps"] for result in results)
-        self.statistics.seconds += max(result.data["seconds"] for result in results)
-        return self._merge_metrics(results)
-
-    def _validate(self, display: ProgressDisplay) -> dict[str, float]:
-        assert self._validation is not None  # the caller asked for validation
-        dataset = self._validation.dataset
+    def _validate(self, validation: StagedData) -> dict[str, float]:
+        dataset = validation.dataset
         if self._options.validation_steps is not None:
             dataset = dataset.limited(self._options.validation_steps * self._options.batch_size)
-        payload = {"batch_size": self._worker_batch_size}
-        return self._merge_metrics(self._cluster.run(self._phase("evaluate", payload, dataset)))
+        payload = {"batch_size": self._plan.worker_batch_size}
+        # A lost worker's metrics are lost with it, so its rows are evaluated again.
+        phase = self._plan.phase("evaluate", payload, dataset, redo_lost=True)
+        return self._metrics_of(
+            [unpack_arrays(result.blob) for result in self._cluster.run(phase, on_tick=self._tick)]
+        )
 
-    def _phase(self, kind: str, payload: dict[str, Any], dataset: ParquetDataset) -> Phase:
-        """Rows for all workers: leased as they go, or dealt out beforehand where runs must repeat bit for bit."""
-        if self._cluster.options.mode == "async":
-            return Phase(kind, payload, items=self._leases(dataset).to_items())
-        parts = dataset.split_evenly(self._cluster.options.num_workers)
-        return Phase(kind, payload, assignment=[self._leases(part).to_items() for part in parts])
-
-    def _merge_metrics(self, results: Sequence[PhaseResult]) -> dict[str, float]:
-        return self._driver.metric_results([unpack_arrays(result.blob) for result in results])
+    def _metrics_of(self, parts: Sequence[Sequence[Any]]) -> dict[str, float]:
+        return self._driver.metric_results(parts)
 
     def _pull_dense(self) -> int:
         """Bring the dense weights to the driver's model; returns the step they are of."""
-        [result] = self._cluster.run(Phase("dense", {}, ranks=[self._chief]))
+        [result] = self._cluster.run(Phase("dense", {}, ranks=[self._cluster.first_worker()]))
         dense, state = unpack_arrays(result.blob)
         self._driver.load_dense(dense, state)
         self.statistics.tables = result.data["statistics"]
         return int(result.data["step"])
 
-    def _epoch_rows(self) -> ParquetDataset:
-        dataset = self._train.dataset
-        if self._options.shuffle:
-            # Ranges are cut before they are shuffled: a lone row group shuffles too.
-            dataset = self._leases(dataset).shuffled(self._options.seed, self._done_epochs)
-        if self._options.steps_per_epoch is not None:
-            dataset = dataset.limited(self._options.steps_per_epoch * self._options.batch_size)
-        return dataset
-
-    def _leases(self, dataset: ParquetDataset) -> ParquetDataset:
-        share = dataset.num_rows // (self._cluster.options.num_workers * LEASES_PER_WORKER)
-        batch = self._worker_batch_size
-        rows = min(max(share, batch), MAX_LEASE_ROWS)
-        return dataset.chunked(max(rows // batch, 1) * batch)
-
-    def _steps_per_epoch(self) -> int:
-        rows = self._epoch_rows().num_rows
-        return math.ceil(rows / self._options.batch_size)
+    # --- where this fit is ---
 
     @property
-    def _worker_batch_size(self) -> int:
-        options = self._cluster.options
-        if options.mode == "async":
-            return self._options.batch_size
-        if self._options.batch_size < options.num_workers:
-            raise ValueError(
-                "In sync mode batch_size is the global batch, so it must be at least the number of workers. "
-                f"Received: batch_size={self._options.batch_size}, num_workers={options.num_workers}"
+    def _identity(self) -> FitIdentity:
+        options = self._options
+        return FitIdentity(
+            self._cluster_options.mode,
+            options.epochs,
+            options.initial_epoch,
+            options.batch_size,
+            options.steps_per_epoch,
+            options.shuffle,
+            options.seed,
+            self._plan.num_lease_workers,
+            self._plan.fingerprint,
+        )
+
+    def _first_position(self, resume: bool | None = None) -> FitPosition:
+        """Where this fit begins: at its first epoch, or in the middle of the one that the start checkpoint is of."""
+        options = self._options
+        new = FitPosition(asdict(self._identity), options.initial_epoch, 0)
+        if self._start is None:
+            return new
+        manifest = checkpoint.load(self._start, verify=False)
+        new = replace(new, done_epochs=manifest.epoch, step=manifest.step)
+        position = FitPosition.from_dict(manifest.position)
+        if position is None or position.finished:
+            return new
+        differences = self._identity.differences(position.fit)
+        if differences or not (self._checkpoints.resume if resume is None else resume):
+            logger.warning(
+                "The checkpoint was written in the middle of epoch %d of another fit, which is not gone on with: this "
+                "one trains all its epochs on it (%s): %s",
+                position.epoch + 1, "; ".join(differences) or "resume=False", self._start,
+            )  # fmt: skip
+            return new
+        logger.info(
+            "Going on with a fit that was cut short in epoch %d of %d", position.epoch + 1, options.epochs
+        )
+        if self._cluster_options.mode == "async":
+            self._plan = replace(self._plan, lease_workers=int(position.fit["num_workers"]))
+        return position
+
+    def _describe(self, cut: Cut) -> dict[str, Any]:
+        """The position at a cut, called by the saver's thread while workers are held."""
+        position, running = self._position, self._epoch
+        if cut.phase and running.active:
+            position = replace(
+                position, learning_rate=self._host.learning_rate, within=self._within(cut, running)
             )
-        return self._options.batch_size // options.num_workers
+        return position.to_dict()
+
+    def _within(self, cut: Cut, running: _RunningEpoch) -> EpochPosition:
+        before, workers = running.before, worker_arrays(cut)
+        samples = before.samples + sum(int(state.data["samples"]) for state in cut.workers.values())
+        parts: list[Sequence[Any]] = []
+        if self._cluster_options.mode == "async" and self._cluster_options.num_workers > 1:
+            # Who takes which rows is open, so metrics go on as one sum.
+            parts = [part for part in (before.metrics, *(worker.metrics for worker in workers)) if len(part)]
+            workers = [WorkerArrays(random=worker.random) for worker in workers]
+        return EpochPosition(
+            steps=cut.steps if self._cluster_options.mode == "sync" else 0,
+            queue=cut.queue,
+            metrics=metrics.merge(parts),
+            workers=workers,
+            samples=samples,
+            updates=before.updates + cut.step - running.first_step,
+        )
+
+    # --- saving and going back ---
+
+    def _tick(self) -> None:
+        self._stop_if_asked()
+        self._saver.tick(self._step)
+
+    def _stop_if_asked(self) -> None:
+        if not self._termination.asked.is_set():
+            return
+        where = "nothing was trained yet"
+        if self._begun and self._step > (0 if self._last is None else self._last.step):
+            where = f"saved as {self._saver.save('incremental').directory}"
+        elif self._last is not None:
+            where = f"saved as {self._last.directory}"
+        raise TerminatedError(
+            f"SIGTERM: training has ended at step {self._step}, {where}. Submit the job again to go on from there."
+        )
+
+    def _commit(self, draft: Draft, model_dir: str, keep_max: int) -> str:
+        training = {
+            "pause_seconds": round(draft.cut.pause, 6),
+            "mode": self._cluster_options.mode,
+            "num_ps": self._cluster_options.num_ps,
+            "num_workers": self._cluster_options.num_workers,
+            "learning_rate": draft.position["learning_rate"],
+        }
+        return checkpoint.save_checkpoint(
+            draft.write,
+            model_dir,
+            model=self._driver.model,
+            tables=self._driver.table_specs,
+            step=draft.cut.step,
+            epoch=int(draft.position["done_epochs"]),
+            optimizer=self._driver.dense_optimizer,
+            feature_spec=self._train.spec,
+            keep_max=keep_max,
+            base=draft.base,
+            save_id=draft.cut.save_id,
+            position=dict(draft.position),
+            training=training,
+        )
+
+    def _on_saved(self, record: SaveRecord) -> None:
+        self._last = record
+        self.statistics.saves.append(record)
+        self._display.saved(record.step, record.pause, record.write)
+
+    def _on_restart(self, error: Exception) -> None:
+        self.statistics.restarts += 1
+
+    def _finish(self) -> None:
+        """Commit a checkpoint of the state that the nodes hold; nothing is left to go on with."""
+        self._pull_dense()
+        self._position = replace(self._position, within=None, finished=True)
+        self._saver.save()
+        if self._best is not None:
+            filesystem, path = resolve(f"{self._model_dir}/{BEST_FOLDER}")
+            filesystem.delete_dir(path)
+
+    def _save_best(self) -> None:
+        folder = f"{self._model_dir}/{BEST_FOLDER}"
+        self._best = self._saver.save("full", lambda draft: self._commit(draft, folder, 1)).directory
+
+    def _restore_best(self) -> None:
+        assert self._best is not None  # the host restores only what it had saved
+        logger.info("Going back to the best epoch: %s", self._best)
+        self._restore([self._best], None)
+
+    def _restore(self, chain: Sequence[str], save_id: str | None) -> None:
+        """Give the nodes the state of a checkpoint, once a worker has told them their tables."""
+        self._pull_dense()
+        self._cluster.cutter.restore(list(chain), save_id)
+        self._pull_dense()
+
+
+@dataclass
+class _RunningEpoch:
+    """The epoch in the hands of the workers: where it began, and whether a callback has ended it."""
+
+    before: EpochPosition = field(default_factory=EpochPosition)
+    first_step: int = 0
+    active: bool = False
+    stopped: bool = False
+
+
+def _worker_arrays(result: PhaseResult) -> WorkerArrays:
+    arrays, count = unpack_arrays(result.blob), int(result.data["metrics"])
+    return WorkerArrays(arrays[:count], arrays[count:])
 
 
 def summarize(reports: Sequence[Progress]) -> tuple[int, int, dict[str, float]]:

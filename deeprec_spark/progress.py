@@ -78,6 +78,11 @@ class ProgressDisplay:
             self._next_log = time.monotonic() + LOG_SECONDS
             logger.info("%s: %d/%d samples, %s", self._label, samples, self._total, self._status(logs))
 
+    def saved(self, step: int, pause: float, write: float) -> None:
+        """Say beside the bar that a checkpoint was written; elsewhere the log says it."""
+        if self._bar:
+            self._bar.console.print(f"saved step {step}: held {pause:.3f} s, wrote for {write:.1f} s")
+
     def end(self, logs: Mapping[str, float]) -> None:
         """Finish the phase with its final metrics."""
         if self._bar and self._task is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark.config import ConfigError, JobConfig, load_config
+from deeprec_spark.runtime.errors import TerminatedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +26,7 @@ EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 Result = dict[str, Any]
 Job = Callable[["SparkSession", JobConfig], Result]
@@ -34,7 +36,7 @@ def main(job: Job, description: str, argv: Sequence[str] | None = None) -> int:
     """Run a job from command-line arguments; the exit code says how it went.
 
     0: done, and the last line of standard output is `RESULT {json}`. 1: the job failed; the error is in the log.
-    2: the configuration is wrong, nothing was started. 130: interrupted.
+    2: the configuration is wrong, nothing was started. 130: interrupted. 143: SIGTERM; what was trained is saved.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--conf", required=True, metavar="FILE", help="the job's YAML")
@@ -66,6 +68,9 @@ def run_config(job: Job, config: JobConfig, result_file: str | None = None) -> i
     except KeyboardInterrupt:
         logger.warning("Interrupted")
         return EXIT_INTERRUPTED
+    except TerminatedError as error:
+        logger.warning("%s", error)
+        return EXIT_TERMINATED
     except Exception:
         # The one place that catches everything: a scheduler reads the exit code, a person the log.
         logger.exception("The job failed")

@@ -70,6 +70,8 @@ def make_estimator(spark: SparkSession, config: JobConfig, spec: FeatureSpec) ->
         model_dir=config.training.model_dir,
         feature_spec=spec,
         seed=config.training.seed,
+        checkpoints=config.training.checkpoints.make_options(),
+        restarts=config.training.restarts.make_options(),
         tls=None if config.cluster.tls is None else config.cluster.tls.make_options(),
         max_message_mb=config.cluster.max_message_mb,
         spark=spark,

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 
@@ -50,6 +51,57 @@ def count_items(context: WorkerContext) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         else:
             client.finish({"payload": json.dumps(dict(task.payload))}, blob=task.blob)
+
+
+def count_rows(context: WorkerContext) -> None:
+    """Adds 1 to row `id` of the table for each id of the items' ranges, a few in each step, between gates.
+
+    Items are {"first", "rows"}; the payload may have `step_rows`, `pause` (seconds a step), and, by worker index,
+    `slow`: how many times longer that worker's steps are.
+    """
+    store, client, gate = context.store, context.client, context.gate
+    store.create_tables([TableSpec("rows", 1, optimizer=SGD(learning_rate=1.0))])
+    store.init_dense(np.zeros(1, np.float32), np.zeros(1, np.float32), SGD(learning_rate=1.0))
+    state = {"steps": 0}
+    context.on_cut(lambda phase: ({"pid": os.getpid(), **state}, b""))
+    nothing = threading.Event()
+
+    def step(ids: np.ndarray, rows: dict[int, int], pause: float) -> bool:
+        if not gate.begin(rows):
+            return False
+        store.pull(PullRequest({"rows": UniqueKeys(ids, np.ones(len(ids), np.int64))}))
+        gradient = SparseGradient(ids, np.full((len(ids), 1), -1, np.float32))
+        nothing.wait(pause)
+        store.push(
+            PushRequest({"rows": gradient}, np.full(1, -1, np.float32), None, samples=max(len(ids), 1))
+        )
+        gate.end()
+        state["steps"] += 1
+        return True
+
+    while (task := client.next_phase()) is not None:
+        size, pause = task.payload.get("step_rows", 4), task.payload.get("pause", 0.0)
+        pause *= task.payload.get("slow", {}).get(str(context.worker_index), 1)
+        skip = task.payload.get("steps_done", 0) * size
+        gate.enter(task.number, task.payload.get("steps_done", 0))
+        ends: list[float] = []
+        going = True
+        while going and (item := client.lease()) is not None:
+            if not client.begin(item):
+                continue
+            done = item.done if task.dynamic else min(skip, item["rows"])
+            skip -= 0 if task.dynamic else done
+            while going and done < item["rows"]:
+                stop = min(done + size, item["rows"])
+                ids = np.arange(item["first"] + done, item["first"] + stop, dtype=np.int64)
+                going, done = step(ids, {item.index: stop} if task.dynamic else {}, pause), stop
+                client.progress({"pid": os.getpid(), "steps": state["steps"]})
+            if going:
+                client.complete(item)
+                gate.forget(item.index)
+                ends.append(time.monotonic())
+        gate.leave()
+        client.finish({"pid": os.getpid(), "ends": ends})
 
 
 def stay(context: WorkerContext) -> None:

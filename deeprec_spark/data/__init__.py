@@ -2,6 +2,6 @@
 
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.data.dataset import ParquetDataset, RowRange
-from deeprec_spark.data.reader import BatchReader, ReaderOptions
+from deeprec_spark.data.reader import BatchReader, ReaderOptions, Step, Work
 
-__all__ = ["Batch", "BatchReader", "ParquetDataset", "ReaderOptions", "RowRange"]
+__all__ = ["Batch", "BatchReader", "ParquetDataset", "ReaderOptions", "RowRange", "Step", "Work"]

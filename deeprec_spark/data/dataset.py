@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -48,6 +49,8 @@ class RowRange:
 class ParquetDataset:
     """The row ranges of a Parquet data set, in order. Immutable; each method returns a new one.
 
+    `fingerprint` (of what `scan` returns) changes with the sizes of the row groups, not with where they lie.
+
     Example:
         >>> data = ParquetDataset((RowRange("a", 0, 0, 0, 5), RowRange("b", 1, 0, 0, 3)))
         >>> [part.num_rows for part in data.split_evenly(2)]
@@ -55,6 +58,7 @@ class ParquetDataset:
     """
 
     ranges: tuple[RowRange, ...]
+    fingerprint: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -91,9 +95,10 @@ class ParquetDataset:
             tuple(
                 RowRange(prefix + path, file, group, 0, rows)
                 for file, (path, counts) in enumerate(zip(paths, footers, strict=True))
-                for group, rows in enumerate(counts)
+                for group, (rows, _) in enumerate(counts)
                 if rows
-            )
+            ),
+            hashlib.sha256(repr(footers).encode()).hexdigest(),
         )
 
     def chunked(self, max_rows: int) -> ParquetDataset:
@@ -133,12 +138,14 @@ def _is_data_file(relative_path: str) -> bool:
     return not any(part[0] in "_." for part in parts) and parts[-1].endswith(".parquet")
 
 
-def _row_counts(filesystem: Any, path: str) -> list[int]:
+def _row_counts(filesystem: Any, path: str) -> list[tuple[int, int]]:
+    """Rows and bytes of each row group."""
     try:
         metadata = pq.read_metadata(path, filesystem=filesystem)
     except Exception as error:
         raise ValueError(f"Cannot read the Parquet footer: {error}. Received: {path!r}") from error
-    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
 def _cut(ranges: Sequence[RowRange], low: int, high: int) -> Iterable[RowRange]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,27 @@ class ReaderOptions:
             raise ValueError(f"batch_size must be at least 1. Received: batch_size={self.batch_size}")
 
 
+@dataclass(frozen=True)
+class Work:
+    """A range to read, of which the first `done` rows (in the order in which it is read) were used before."""
+
+    part: RowRange
+    done: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch, and where its reader is after it.
+
+    `rows` says of each range that the batch has rows of how many are used with it, `Work.done` included; `finished`
+    are the ranges all of whose rows have been handed out.
+    """
+
+    batch: Batch
+    rows: Mapping[RowRange, int]
+    finished: Sequence[RowRange]
+
+
 class BatchReader:
     """Iterates over batches; each comes with the ranges whose rows have all been handed out with it.
 
@@ -60,38 +81,57 @@ class BatchReader:
         Raises:
             ValueError: a file cannot be read or does not fit the spec (its path is in the message).
         """
+        for step in self.steps(Work(part) for part in ranges):
+            yield step.batch, list(step.finished)
+
+    def steps(self, work: Iterator[Work], begin: Callable[[RowRange], bool] | None = None) -> Iterator[Step]:
+        """The same, from the middle of ranges on, with the position after each batch.
+
+        Args:
+            work: the ranges in their order, none of them twice.
+            begin: asked before the first row of a range is used; where it says no, the range is left out.
+
+        Raises:
+            ValueError: a file cannot be read or does not fit the spec (its path is in the message).
+        """
         size = self._options.batch_size
         parts: list[Batch] = []
         finished: list[RowRange] = []
+        rows: dict[RowRange, int] = {}
         waiting = 0
         with ThreadPoolExecutor(1, thread_name_prefix="batch-reader") as pool:
-            for part, chunk in self._prefetched(pool, ranges):
-                start = 0
-                while chunk.size - start >= size - waiting:
+            for item, chunk in self._prefetched(pool, work, begin):
+                part, start = item.part, item.done
+                while chunk.size - start >= size - waiting and start < chunk.size:
                     stop = start + size - waiting
                     batch = concatenate([*parts, slice_batch(chunk, start, stop)])
                     parts, waiting, start = [], 0, stop
                     done = finished + ([part] if start == chunk.size else [])
-                    finished = []
-                    yield batch, done
+                    used, finished, rows = {**rows, part: stop}, [], {}
+                    yield Step(batch, used, done)
                 if start < chunk.size:
                     parts.append(slice_batch(chunk, start, chunk.size))
                     waiting += chunk.size - start
                     # Its last rows wait for the next batch: it is finished with that one.
                     finished.append(part)
+                    rows[part] = chunk.size
         if parts:
-            yield concatenate(parts), finished
+            yield Step(concatenate(parts), rows, finished)
 
     def _prefetched(
-        self, pool: ThreadPoolExecutor, ranges: Iterator[RowRange]
-    ) -> Iterator[tuple[RowRange, Batch]]:
-        pending: tuple[RowRange, Future[Batch]] | None = None
-        for part in ranges:
-            following = (part, pool.submit(self._read, part))
-            if pending:
+        self, pool: ThreadPoolExecutor, work: Iterator[Work], begin: Callable[[RowRange], bool] | None
+    ) -> Iterator[tuple[Work, Batch]]:
+        pending: tuple[Work, Future[Batch]] | None = None
+
+        def wanted(item: Work) -> bool:
+            return begin is None or begin(item.part)
+
+        for item in work:
+            following = (item, pool.submit(self._read, item.part))
+            if pending and wanted(pending[0]):
                 yield pending[0], pending[1].result()
             pending = following
-        if pending:
+        if pending and wanted(pending[0]):
             yield pending[0], pending[1].result()
 
     def _read(self, part: RowRange) -> Batch:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from deeprec_spark.embedding.store import EmbeddingStore
+from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.options import Mode
 from deeprec_spark.runtime.worker_client import WorkerClient
 
@@ -17,6 +19,9 @@ class WorkerContext:
 
     `rank` counts servers first; `worker_index` is 0 to num_workers - 1. `payload` came through Spark's closure and
     may be unpickled. The runtime closes `store` and `client`.
+
+    Training steps pass through `gate`, so that a save can stop them between two. `on_cut` sets the function that then
+    tells this worker's own state for a phase, as JSON-able data and bytes.
     """
 
     rank: int
@@ -26,6 +31,8 @@ class WorkerContext:
     client: WorkerClient
     store: EmbeddingStore
     payload: bytes
+    gate: StepGate
+    on_cut: Callable[[Callable[[int], tuple[Mapping[str, Any], bytes]]], None]
 
 
 WorkerEntry = Callable[[WorkerContext], None]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
-from deeprec_spark.runtime.errors import RegistrationError
+from deeprec_spark.runtime.errors import NodeError, RegistrationError
 from deeprec_spark.runtime.job_state import JobState
 from deeprec_spark.runtime.node_service import NodeService
 from deeprec_spark.runtime.options import CoordinatorOptions
+from deeprec_spark.runtime.orders import Answer, Order, OrderError
 from deeprec_spark.runtime.phases import Phase, PhaseResult, PhaseState, Progress
 from deeprec_spark.runtime.transport import MessageServer
 
@@ -49,6 +51,8 @@ class Coordinator:
         )
         self._watcher = threading.Thread(target=self._state.watch, name="coordinator-watch", daemon=True)
         self._watcher.start()
+        self._fencer = threading.Thread(target=self._state.fence_lost, name="coordinator-fence", daemon=True)
+        self._fencer.start()
 
     @property
     def address(self) -> str:
@@ -60,8 +64,8 @@ class Coordinator:
         """The job's secret."""
         return self.options.token
 
-    def wait_ready(self, timeout: float | None = None) -> None:
-        """Wait until every node runs.
+    def wait_ready(self, timeout: float | None = None, on_tick: Callable[[], None] | None = None) -> None:
+        """Wait until every node runs; `on_tick` is called in this thread now and then.
 
         Raises:
             RegistrationError: not all did within `timeout` (default: options.registration_timeout) seconds.
@@ -80,15 +84,25 @@ class Coordinator:
                         "free task slot: see that no other job holds them, and that executors reach the driver "
                         f"(spark.driver.host). Received: {self._members.describe_missing(ranks)}"
                     )
-                self._driver.wait(left)
+                self._driver.wait(min(left, self.options.heartbeat_interval))
+                if on_tick is not None:
+                    self._without_lock(on_tick)
 
     def run_phase(
-        self, phase: Phase, on_progress: ProgressCallback | None = None, *, timeout: float | None = None
+        self,
+        phase: Phase,
+        on_progress: ProgressCallback | None = None,
+        on_tick: Callable[[], None] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> list[PhaseResult]:
-        """Hand a phase to its workers and wait for all their results, in rank order.
+        """Hand a phase to its workers and wait for their results, in rank order.
+
+        A lost worker's result is missing where its items are done without it.
 
         Arguments:
             on_progress: called in this thread with each worker's newest progress whenever there is some.
+            on_tick: called in this thread every few seconds at least, after `on_progress`.
             timeout: seconds for the whole phase; None: as long as nodes live and make progress.
 
         Raises:
@@ -102,9 +116,10 @@ class Coordinator:
             self.wait_ready()
         end = None if timeout is None else time.monotonic() + timeout
         with self._driver:
+            self._wait_for_cut()
             state = self._begin(phase, ranks)
             try:
-                while not state.finished:
+                while not self._is_finished(state):
                     self._state.raise_failure()
                     self._state.fail_stalled()
                     left = self.options.heartbeat_interval
@@ -116,16 +131,104 @@ class Coordinator:
                                 f"Phase {phase.kind!r} did not end in {timeout:g} s. Missing: {missing}"
                             )
                     self._driver.wait(left)
-                    self._report(state, on_progress)
+                    self._report(state, on_progress, on_tick)
+                self._wait_for_cut()
             finally:
                 self._state.phase = None
                 self._state.changed()
-            if state.queue is not None and not state.queue.finished:
+            if state.queue is not None and not state.queue.finished and not state.stopped:
                 raise RuntimeError(
                     f"Phase {phase.kind!r} left items undone: workers must lease until there is none, and complete "
                     f"each. Received: pending={state.queue.pending}, leased={state.queue.leased}"
                 )
-            return [state.results[rank] for rank in ranks]
+            return [state.results[rank] for rank in ranks if rank in state.results]
+
+    def order(
+        self,
+        kind: str,
+        payload: Mapping[str, Any] | None = None,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> dict[int, Answer]:
+        """Tell nodes to do something beside their phase, and wait for all answers; by rank.
+
+        Safe from any thread, also during a phase. A worker that is lost meanwhile and may come back is left out.
+
+        Arguments:
+            ranks: of nodes that run; None for all nodes. Those that do not run are left out.
+            timeout: seconds; None for options.order_timeout.
+
+        Raises:
+            NodeError: a node failed, or did not answer in time; names it.
+            OrderError: a node could not do it.
+        """
+        wanted = range(self.options.num_nodes) if ranks is None else list(ranks)
+        limit = self.options.order_timeout if timeout is None else timeout
+        with self._driver:
+            order = self._state.orders.issue(
+                kind, payload or {}, self._state.targets(wanted), time.monotonic()
+            )
+            self._state.changed()
+            try:
+                self._wait_for_answers(order, limit)
+            finally:
+                self._state.orders.close(order)
+        for rank, answer in sorted(order.answers.items()):
+            if answer.error_type:
+                raise OrderError(
+                    f"{self._members.name(rank)} could not {kind}: {answer.error_type}: {answer.error}",
+                    answer.error_type,
+                )
+        return order.answers
+
+    def begin_cut(self) -> int:
+        """From now on no worker that joins starts on a phase; the number of the running phase, 0 without one.
+
+        Raises:
+            RuntimeError: there is a cut already.
+        """
+        with self._driver:
+            if self._state.cut is not None:
+                raise RuntimeError("One save at a time may hold the workers. Received: a second one")
+            self._state.cut = self._state.targets(self.options.worker_ranks)
+            return 0 if self._state.phase is None else self._state.phase.number
+
+    def end_cut(self, *, stop: bool = False) -> None:
+        """Phases go on; with `stop` the running one ends, its workers having been told so by their gates."""
+        with self._driver:
+            self._state.cut = None
+            if stop and self._state.phase is not None:
+                self._state.phase.stopped = True
+            self._state.changed()
+
+    def wait_fenced(self, timeout: float) -> None:
+        """Wait until it is known what lost workers have pushed.
+
+        Raises:
+            NodeError: a node failed, or the servers did not say in time.
+        """
+        end = time.monotonic() + timeout
+        with self._driver:
+            while self._state.fencing:
+                self._state.raise_failure()
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise NodeError(
+                        f"Servers did not say within {timeout:.0f} s what lost workers have pushed."
+                    )
+                self._driver.wait(left)
+
+    def queue_position(self, rows: Mapping[int, int]) -> dict[str, Any] | None:
+        """Which items of the running phase are done, given the rows of leased ones; None if it has no queue."""
+        with self._driver:
+            queue = None if self._state.phase is None else self._state.phase.queue
+            return None if queue is None else queue.position(rows)
+
+    def running_workers(self) -> list[int]:
+        """The ranks of the workers that run, in rising order."""
+        with self._driver:
+            return sorted(self._state.targets(self.options.worker_ranks))
 
     def abort(self, error: BaseException) -> None:
         """The job cannot go on (e.g. Spark gave it up): whoever waits here gets this as the cause."""
@@ -145,6 +248,7 @@ class Coordinator:
                 alive = [rank for rank in range(self.options.num_nodes) if self._members.is_alive(rank)]
                 logger.warning("Still running after stop: %s", ", ".join(map(self._members.name, alive)))
         self._watcher.join(timeout)
+        self._fencer.join(timeout)
         self._server.stop()
 
     def __enter__(self) -> Coordinator:
@@ -182,15 +286,61 @@ class Coordinator:
         self._state.changed()
         return state
 
-    def _report(self, state: PhaseState, on_progress: ProgressCallback | None) -> None:
+    def _is_finished(self, state: PhaseState) -> bool:
+        """Whether nobody is waited for: lost workers, and those that come late, are not where all items are done."""
+        if state.finished or not state.out_of_work:
+            return state.finished
+        taking_part = [
+            rank
+            for rank, incarnation in self._state.targets(state.unfinished_ranks()).items()
+            if (rank, incarnation) in state.joined
+        ]
+        return not taking_part and not self._state.fencing
+
+    def _wait_for_cut(self) -> None:
+        """A phase does not end under a save that is asking its workers where they are."""
+        end = time.monotonic() + self.options.order_timeout
+        while self._state.cut is not None and not self._state.ended and time.monotonic() < end:
+            self._driver.wait(self.options.heartbeat_interval)
+
+    def _wait_for_answers(self, order: Order, timeout: float) -> None:
+        end = order.issued + timeout
+        while True:
+            self._state.raise_failure()
+            missing = [
+                rank
+                for rank in order.missing()
+                if self._state.targets([rank]).get(rank) == order.targets[rank]
+            ]
+            if not missing:
+                return
+            left = end - time.monotonic()
+            if left <= 0:
+                names = ", ".join(self._members.name(rank) for rank in missing)
+                raise NodeError(
+                    f"Order {order.kind!r} was not answered within {timeout:.0f} s. Missing: {names}"
+                )
+            self._driver.wait(left)
+
+    def _report(
+        self,
+        state: PhaseState,
+        on_progress: ProgressCallback | None,
+        on_tick: Callable[[], None] | None,
+    ) -> None:
         """Call back without the lock, so that a slow callback holds up no node."""
-        if on_progress is None or not state.unseen_progress:
-            return
+        seen = state.unseen_progress
         state.unseen_progress = False
         newest = [state.progress[rank] for rank in sorted(state.progress)]
+        if on_progress is not None and seen:
+            self._without_lock(lambda: on_progress(newest))
+        if on_tick is not None:
+            self._without_lock(on_tick)
+
+    def _without_lock(self, call: Callable[[], None]) -> None:
         self._driver.release()
         try:
-            on_progress(newest)
+            call()
         finally:
             self._driver.acquire()
 

@@ -40,7 +40,7 @@ class NodeFailure:
     """One node's failure as the driver saw it.
 
     `node` says which ("worker 1 (rank 2) on host a"), `reason` in one line why, `traceback` is the node's own
-    where it could still report one, `log_tail` its last lines of output.
+    where it could still report one, `log_tail` its last lines of output. `lasting`: it would fail again.
     """
 
     rank: int
@@ -48,6 +48,7 @@ class NodeFailure:
     reason: str
     traceback: str = ""
     log_tail: tuple[str, ...] = ()
+    lasting: bool = False
 
     def describe(self) -> str:
         """Several lines for an error message."""
@@ -61,11 +62,31 @@ class NodeFailure:
 
 
 class NodeError(JobError):
-    """One or more nodes failed; `failures` has the likely cause first."""
+    """One or more nodes failed; `failures` has the likely cause first.
+
+    `lasting` says that another attempt would fail as well: the model, the data or a setting is at fault.
+    """
 
     def __init__(self, message: str, failures: Sequence[NodeFailure] = ()) -> None:
         self.failures = tuple(failures)
+        self.lasting = any(failure.lasting for failure in failures)
         super().__init__("\n".join([message, *(failure.describe() for failure in self.failures)]))
+
+
+def is_lasting(error: BaseException) -> bool:
+    """Whether an error in a node would come again: it is the model's or the data's, not the cluster's.
+
+    Example:
+        >>> is_lasting(ValueError("bad model")), is_lasting(ConnectionLostError("a server is gone"))
+        (True, False)
+    """
+    if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)):
+        return True
+    return not isinstance(error, (JobError, TimeoutError, OSError, MemoryError))
+
+
+class TerminatedError(JobError):
+    """The driver was asked to end (SIGTERM) and did, after it had saved."""
 
 
 def describe_exit(code: int) -> str:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 from deeprec_spark.runtime.errors import NodeError, NodeFailure
+from deeprec_spark.runtime.gate import rows_of
 from deeprec_spark.runtime.membership import Member, Membership, MemberState
 from deeprec_spark.runtime.options import CoordinatorOptions
+from deeprec_spark.runtime.orders import Order, Orders
 from deeprec_spark.runtime.phases import PhaseState
 
 logger = logging.getLogger(__name__)
+
+Owner = tuple[int, int]
+"""Who holds a lease: a rank, and which incarnation of it."""
 
 
 class JobState:
@@ -28,7 +36,12 @@ class JobState:
         self.driver = threading.Condition(lock)
         self.members = Membership(options, self.nodes, self._lost, self.changed)
         self.phase: PhaseState | None = None
+        self.orders = Orders()
+        # While a save holds the workers: who ran when it began. Others do not start on a phase.
+        self.cut: dict[int, int] | None = None
         self.stopping = False
+        self._fences: deque[Owner] = deque()
+        self._absent: set[Owner] = set()
         self._failures: list[NodeFailure] = []
         self._failed_at = 0.0
         self._abort: BaseException | None = None
@@ -79,6 +92,71 @@ class JobState:
                 self._fail_absent_workers()
                 self.nodes.wait(self.options.heartbeat_interval / 2)
 
+    @property
+    def fencing(self) -> bool:
+        """Whether it is not known yet what lost workers have pushed."""
+        return bool(self._fences)
+
+    def targets(self, ranks: range | list[int]) -> dict[int, int]:
+        """The incarnations that run of these ranks. Called with the lock held."""
+        members = {rank: self.members.get(rank) for rank in ranks}
+        return {
+            rank: member.incarnation
+            for rank, member in members.items()
+            if member is not None and member.state is MemberState.RUNNING
+        }
+
+    def fence_lost(self) -> None:
+        """Run until the job stops: ask the servers what a lost worker has pushed, and give back the rest.
+
+        From their answers on they refuse its pushes: what comes later would train rows that others train.
+        """
+        with self.nodes:
+            while not self.stopping:
+                if not self._fences:
+                    self.nodes.wait(self.options.heartbeat_interval)
+                    continue
+                owner = self._fences[0]
+                rows = self._pushed_rows(owner)
+                state = self.phase
+                if state is not None and state.queue is not None:
+                    redo = state.phase.redo_lost and owner[0] not in state.results
+                    returned = state.queue.release(owner, rows, redo=redo)
+                    if returned:
+                        name = self.members.name(owner[0])
+                        logger.warning("%d items that %s had leased go to others", returned, name)
+                self._fences.popleft()
+                self.changed()
+
+    def _pushed_rows(self, owner: Owner) -> dict[int, int]:
+        """Rows by item of the running phase that this worker has pushed, as its servers know."""
+        rank, incarnation = owner
+        number = 0 if self.phase is None else self.phase.number
+        payload = {"rank": rank, "incarnation": incarnation}
+        order = self.orders.issue(
+            "fence", payload, self.targets(range(self.options.num_ps)), time.monotonic()
+        )
+        while (
+            order.missing()
+            and not self.ended
+            and time.monotonic() - order.issued < self.options.order_timeout
+        ):
+            self.nodes.wait(self.options.heartbeat_interval)
+        self.orders.close(order)
+        if order.missing() and not self.ended:
+            logger.warning("Not all servers said what %s has pushed", self.members.name(rank))
+        rows: dict[int, int] = {}
+        for position in self._positions(order):
+            if position.get("phase") == number:
+                for index, count in rows_of(position.get("rows")).items():
+                    # A push that reached only some servers counts as trained: its rows must not be applied twice.
+                    rows[index] = max(count, rows.get(index, 0))
+        return rows
+
+    def _positions(self, order: Order) -> list[Mapping[str, Any]]:
+        found = [answer.data.get("position") for answer in order.answers.values()]
+        return [position for position in found if isinstance(position, Mapping)]
+
     def raise_failure(self) -> None:
         """Raise a NodeError if something has failed, after a moment for further reports.
 
@@ -111,14 +189,12 @@ class JobState:
 
     def _lost(self, member: Member) -> None:
         """A member died without a word of its own."""
-        queue = self.phase.queue if self.phase is not None else None
-        returned = queue.release(member.rank) if queue is not None else 0
         if self.phase is not None and member.rank in self.phase.last_activity:
             self.phase.last_activity[member.rank] = time.monotonic()
         if self._may_rejoin(member.rank):
             name = self.members.name(member.rank)
-            text = "%s was lost (%s); its %d leased items go to others; waiting for Spark to start it again"
-            logger.warning(text, name, member.reason, returned)
+            logger.warning("%s was lost (%s); waiting for Spark to start it again", name, member.reason)
+            self._fences.append((member.rank, member.incarnation))
         else:
             self.fail(self._failure(member.rank, member.reason))
 
@@ -132,9 +208,24 @@ class JobState:
             member = self.members.get(rank)
             if member is None or member.state is not MemberState.LOST or not self._may_rejoin(rank):
                 continue
-            if now - member.lost_at > self.options.rejoin_timeout:
-                waited = f"{self.options.rejoin_timeout:.0f} s"
+            if now - member.lost_at <= self.options.rejoin_timeout:
+                continue
+            waited = f"{self.options.rejoin_timeout:.0f} s"
+            if self._needed(rank):
                 self.fail(self._failure(rank, f"{member.reason}, and was not started again within {waited}"))
+            elif (rank, member.incarnation) not in self._absent:
+                self._absent.add((rank, member.incarnation))
+                name = self.members.name(rank)
+                logger.warning("%s was not started again within %s; going on without it", name, waited)
+
+    def _needed(self, rank: int) -> bool:
+        """Whether the job cannot go on without this worker: the phase waits for it alone, or no other one is left."""
+        others = [
+            other for other in self.options.worker_ranks if other != rank and self.members.is_alive(other)
+        ]
+        state = self.phase
+        fixed = state is not None and state.queue is None and rank in state.unfinished_ranks()
+        return fixed or not others
 
     def _failure(self, rank: int, reason: str) -> NodeFailure:
         member = self.members.get(rank)

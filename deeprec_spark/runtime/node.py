@@ -10,19 +10,29 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.store import EmbeddingStore
 from deeprec_spark.runtime.context import WorkerContext, load_entry
 from deeprec_spark.runtime.errors import JobEndedError, JobError
+from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.job import NodeJob
 from deeprec_spark.runtime.lifeline import die_with_parent, kill_own_group
+from deeprec_spark.runtime.node_control import (
+    Capture,
+    NodeControl,
+    OrderHandler,
+    server_orders,
+    store_orders,
+    worker_orders,
+)
 from deeprec_spark.runtime.node_log import NODE_LOG_FORMAT
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
 from deeprec_spark.runtime.transport import MessageServer, local_host_towards
-from deeprec_spark.runtime.worker_client import Heartbeat, WorkerClient
+from deeprec_spark.runtime.worker_client import Heartbeat, NodeClient, WorkerClient
 
 logger = logging.getLogger("deeprec_spark.runtime.node")
 
@@ -41,7 +51,10 @@ class NodeProcess:
             tls=settings.tls,
             max_bytes=settings.max_message_bytes,
         )
+        self._gate = StepGate()
+        self._capture: list[Capture] = []
         self._stopped = threading.Event()
+        self._ended = threading.Event()
         self._done = threading.Event()
 
     def run(self) -> int:
@@ -67,8 +80,6 @@ class NodeProcess:
             logger.warning("The driver does not hear it: %s", error)
 
     def _serve(self) -> None:
-        from deeprec_spark.embedding.local_store import LocalStore
-
         settings = self._job.settings
         store = LocalStore(shard_index=self._job.rank, num_shards=settings.num_ps)
         options = ServerOptions(
@@ -84,19 +95,12 @@ class NodeProcess:
         )
         logger.info("Serving at %s", server.address)
         self._client.announce(server.address)
-        with self._heartbeat():
-            self._wait_for_end()
+        with self._heartbeat(), self._control({**store_orders(store), **server_orders(service)}):
+            # The control's long poll hears of the end at once, the heartbeat in any case.
+            self._ended.wait()
             service.stop()
             server.stop()
         store.close()
-
-    def _wait_for_end(self) -> None:
-        """Return when the job ends; the long poll hears of it at once, the heartbeat in any case."""
-        try:
-            self._client.next_phase()
-        except (JobError, TimeoutError) as error:
-            logger.warning("The driver is out of reach; the heartbeat decides: %s", error)
-            self._stopped.wait()
 
     def _work(self) -> None:
         settings = self._job.settings
@@ -104,6 +108,9 @@ class NodeProcess:
         with self._heartbeat():
             entry = load_entry(settings.worker_entry)
             store = self._make_store()
+            orders = worker_orders(self._gate, lambda: self._capture[-1] if self._capture else None)
+            if isinstance(store, LocalStore):
+                orders |= store_orders(store)
             context = WorkerContext(
                 rank=self._job.rank,
                 worker_index=self._job.rank - settings.num_ps,
@@ -112,17 +119,18 @@ class NodeProcess:
                 client=self._client,
                 store=store,
                 payload=self._job.payload,
+                gate=self._gate,
+                on_cut=self._capture.append,
             )
             try:
-                entry(context)
+                with self._control(orders):
+                    entry(context)
             finally:
                 store.close()
 
     def _make_store(self) -> EmbeddingStore:
         settings = self._job.settings
         if settings.num_ps == 0:
-            from deeprec_spark.embedding.local_store import LocalStore
-
             return LocalStore()
         addresses = self._client.servers(settings.servers_timeout)
         options = RemoteStoreOptions(
@@ -132,8 +140,24 @@ class NodeProcess:
             tls=settings.tls,
             step_timeout=settings.sync_timeout + 30.0,
             max_message_bytes=settings.max_message_bytes,
+            position=self._gate.position if settings.mode == "async" else None,
         )
         return RemoteStore(addresses, options)
+
+    @contextmanager
+    def _control(self, orders: Mapping[str, OrderHandler]) -> Iterator[None]:
+        client = NodeClient(
+            self._job.settings.coordinator,
+            token=self._job.settings.token,
+            rank=self._job.rank,
+            incarnation=self._job.incarnation,
+            tls=self._job.settings.tls,
+        )
+        control = NodeControl(client, orders, self._ended.set)
+        try:
+            yield
+        finally:
+            control.close()
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
@@ -150,6 +174,7 @@ class NodeProcess:
         """In the heartbeat's thread: the job is over, or over for this copy."""
         logger.info("Ending: %s", reason)
         self._stopped.set()
+        self._ended.set()
         grace = self._job.settings.stop_grace
         if not self._done.wait(grace):
             logger.warning("Still at work %.0f s after the end of the job: killed", grace)

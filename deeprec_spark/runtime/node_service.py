@@ -11,6 +11,7 @@ from deeprec_spark.runtime.errors import NodeFailure, describe_exit
 from deeprec_spark.runtime.job_state import JobState
 from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.node_log import log_node_lines
+from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import PhaseResult, Progress
 from deeprec_spark.runtime.transport import Handler
 
@@ -41,6 +42,9 @@ class NodeService:
             "progress": self._progress,
             "finish": self._finish,
             "fail": self._fail,
+            "order": self._order,
+            "answer": self._answer,
+            "begin": self._begin,
         }
 
     # --- membership ---
@@ -121,7 +125,10 @@ class NodeService:
 
         def has_work() -> bool:
             state = self._state.phase
-            return state is not None and rank in state.ranks and rank not in state.results
+            cut = self._state.cut
+            if state is None or state.stopped or (cut is not None and cut.get(rank) != incarnation):
+                return False
+            return rank in state.ranks and rank not in state.results
 
         with self._nodes:
             self._members.current(rank, incarnation)
@@ -133,6 +140,7 @@ class NodeService:
             if state is None or not has_work():
                 return Message({"status": "wait"})
             state.last_activity[rank] = time.monotonic()
+            state.joined.add((rank, incarnation))
             blob = np.frombuffer(state.phase.blob, dtype=np.uint8)
             return Message({"status": "phase", "phase": state.message_for(rank)}, {"blob": blob})
 
@@ -146,14 +154,14 @@ class NodeService:
                 if self._state.ended or state is None or state.queue is None:
                     return Message({"status": "stop" if self._state.ended else "none"})
                 state.last_activity[rank] = time.monotonic()
-                lease = state.queue.take(rank)
+                left = end - time.monotonic()
+                lease = None if state.stopped else state.queue.take((rank, incarnation), steal=left > 0)
                 if lease is not None:
                     found = {"index": lease.index, "epoch": lease.epoch, "item": dict(lease.item)}
-                    return Message({"status": "item", **found})
+                    return Message({"status": "item", "done": lease.done, **found})
                 # What others hold may come back if they die: stay until it is done.
-                if state.queue.leased == state.queue.held(rank):
+                if state.stopped or state.queue.leased == state.queue.held((rank, incarnation)):
                     return Message({"status": "none"})
-                left = end - time.monotonic()
                 if left <= 0:
                     return Message({"status": "wait"})
                 self._nodes.wait(left)
@@ -166,9 +174,22 @@ class NodeService:
             counted = False
             if state is not None and state.queue is not None:
                 state.last_activity[rank] = time.monotonic()
-                counted = state.queue.complete(rank, _integer(message, "index"), _integer(message, "epoch"))
+                owner = (rank, incarnation)
+                counted = state.queue.complete(owner, _integer(message, "index"), _integer(message, "epoch"))
                 self._nodes.notify_all()
             return Message({"counted": counted})
+
+    def _begin(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        with self._nodes:
+            self._members.current(rank, incarnation)
+            state = self._state.running(_integer(message, "phase"))
+            granted = False
+            if state is not None and state.queue is not None and not state.stopped:
+                state.last_activity[rank] = time.monotonic()
+                owner = (rank, incarnation)
+                granted = state.queue.begin(owner, _integer(message, "index"), _integer(message, "epoch"))
+            return Message({"granted": granted})
 
     def _progress(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
@@ -199,9 +220,45 @@ class NodeService:
         with self._nodes:
             member = self._members.current(rank, incarnation)
             trace, tail = _text(message, "traceback"), tuple(member.log_tail)
+            lasting = message.header.get("lasting") is True
             self._state.fail(
-                NodeFailure(rank, self._members.name(rank), _text(message, "reason"), trace, tail)
+                NodeFailure(rank, self._members.name(rank), _text(message, "reason"), trace, tail, lasting)
             )
+        return Message()
+
+    # --- orders ---
+
+    def _order(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        seen = _integer(message, "seen")
+        orders = self._state.orders
+        with self._nodes:
+            self._members.current(rank, incarnation)
+            self._nodes.wait_for(
+                lambda: self._state.ended or orders.next_for(rank, incarnation, seen) is not None,
+                _poll_seconds(message),
+            )
+            if self._state.ended:
+                return Message({"status": "stop"})
+            self._members.current(rank, incarnation)
+            order = orders.next_for(rank, incarnation, seen)
+            if order is None:
+                return Message({"status": "wait"})
+            found = {"number": order.number, "kind": order.kind, "payload": dict(order.payload)}
+            return Message({"status": "order", **found})
+
+    def _answer(self, message: Message) -> Message:
+        rank, incarnation = _identity(message)
+        answer = Answer(
+            _mapping(message, "data"),
+            message.array("blob", np.uint8).tobytes(),
+            _text(message, "error_type"),
+            _text(message, "error"),
+        )
+        with self._nodes:
+            self._members.current(rank, incarnation)
+            self._state.orders.answer(_integer(message, "number"), rank, incarnation, answer)
+            self._state.changed()
         return Message()
 
 

@@ -47,6 +47,8 @@ class CoordinatorOptions:
         rejoin_timeout: async: how long the job waits for Spark to start a lost worker again.
         stall_timeout: how long a worker may make no progress in a phase, though it is alive.
         max_message_bytes: larger messages are refused, by all nodes of the job.
+        order_timeout: how long a node may take to answer an order that reads and writes no files.
+        file_timeout: how long one may take to write or read its part of a checkpoint.
         failure_grace: how long to collect further reports after a first failure, to name the cause.
     """
 
@@ -64,6 +66,8 @@ class CoordinatorOptions:
     heartbeat_timeout: float = 30.0
     rejoin_timeout: float = 120.0
     stall_timeout: float = 3600.0
+    order_timeout: float = 300.0
+    file_timeout: float = 6 * 3600.0
     failure_grace: float = 2.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
 

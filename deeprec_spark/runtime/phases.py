@@ -23,6 +23,7 @@ class Phase:
         ranks: the worker ranks that take part (ranks below num_ps are servers); None for all workers.
         blob: bytes for the workers, e.g. weights.
         shuffle, seed: the order in which `items` are handed out.
+        redo_lost: what a lost worker completed is done again, because its result is lost with it.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Phase:
     blob: bytes = b""
     shuffle: bool = False
     seed: int = 0
+    redo_lost: bool = False
 
     def __post_init__(self) -> None:
         if self.items is not None and self.assignment is not None:
@@ -73,12 +75,19 @@ class PhaseState:
     results: dict[int, PhaseResult] = field(default_factory=dict)
     progress: dict[int, Progress] = field(default_factory=dict)
     last_activity: dict[int, float] = field(default_factory=dict)
+    joined: set[tuple[int, int]] = field(default_factory=set)
     unseen_progress: bool = False
+    stopped: bool = False
 
     @property
     def finished(self) -> bool:
         """Whether every rank has given its result."""
         return len(self.results) == len(self.ranks)
+
+    @property
+    def out_of_work(self) -> bool:
+        """Whether nothing is left to hand out or to wait for: ranks that are not there are not needed."""
+        return bool(self.results) and (self.stopped or (self.queue is not None and self.queue.finished))
 
     def unfinished_ranks(self) -> list[int]:
         """The ranks that still work."""

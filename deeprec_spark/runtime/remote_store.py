@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,7 @@ class RemoteStoreOptions:
         file_timeout: for a save or restore.
         retry_seconds: how long a lost connection is tried again before the error is raised.
         max_message_bytes: larger requests are not sent, larger answers refused.
+        position: where the worker is in the data once its running step is done; every push tells it.
     """
 
     token: str = field(repr=False)
@@ -63,6 +64,7 @@ class RemoteStoreOptions:
     file_timeout: float = 3600.0
     retry_seconds: float = 10.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    position: Callable[[], Mapping[str, Any]] | None = None
 
 
 class RemoteStore:
@@ -134,7 +136,8 @@ class RemoteStore:
         """Apply the gradients of one step; returns the number of updates applied so far."""
         self._pushes += 1
         sender = self._sender(self._pushes)
-        messages = [encode_push(sender, part) for part in self._push_parts(request)]
+        position = None if self._options.position is None else self._options.position()
+        messages = [encode_push(sender, part, position) for part in self._push_parts(request)]
         return max(int(answer.header["step"]) for answer in self._parallel("push", messages))
 
     def evict(self) -> Mapping[str, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +73,11 @@ class SequenceGuard:
         self._newest[sender.rank] = (sender.incarnation, sender.sequence)
         return True
 
+    def turn_away(self, rank: int, incarnation: int) -> None:
+        """Take nothing more from this copy of a rank."""
+        if self._newest.get(rank, (0, 0))[0] <= incarnation:
+            self._newest[rank] = (incarnation + 1, 0)
+
 
 class ParameterServer:
     """The handlers of one server over its store.
@@ -85,7 +92,9 @@ class ParameterServer:
     def __init__(self, store: EmbeddingStore, options: ServerOptions) -> None:
         self._store = store
         self._options = options
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._pushing: Counter[tuple[int, int]] = Counter()
+        self._positions: dict[tuple[int, int], Any] = {}
         self._pulls = SequenceGuard(options.num_ps)
         self._pushes = SequenceGuard(options.num_ps)
         self._step = 0
@@ -119,6 +128,24 @@ class ParameterServer:
         ended = JobEndedError("The job has ended.")
         self._pull_gather.fail(ended)
         self._push_gather.fail(ended)
+
+    def fence(self, rank: int, incarnation: int, timeout: float = 60.0) -> Any:
+        """Take no more pushes of a worker that was lost; where the last one of them put it in the data.
+
+        A push that is being applied is waited for. None if there was no push, or none that told its position.
+
+        Raises:
+            TimeoutError: the running push did not end in time.
+        """
+        copy = (rank, incarnation)
+        with self._lock:
+            self._pushes.turn_away(rank, incarnation)
+            self._pulls.turn_away(rank, incarnation)
+            if not self._lock.wait_for(lambda: not self._pushing[copy], timeout):
+                raise TimeoutError(
+                    f"A push of {describe_rank(rank, self._options.num_ps)} was still running after {timeout:.0f} s."
+                )
+            return self._positions.get(copy)
 
     def _create_tables(self, message: Message) -> Message:
         specs = [spec_from_dict(entry) for entry in message.header["specs"]]
@@ -155,8 +182,19 @@ class ParameterServer:
         if self._synchronous:
             sender = Sender.of(message)
             return Message({"step": self._push_gather.exchange(sender.rank, sender.sequence, request)})
-        if self._is_new(self._pushes, message):
-            self._step = self._store.push(request)
+        sender = Sender.of(message)
+        copy = (sender.rank, sender.incarnation)
+        with self._lock:
+            new = self._pushes.is_new(sender)
+            self._pushing[copy] += 1
+        try:
+            if new:
+                self._step = self._store.push(request)
+                self._positions[copy] = message.header.get("position")
+        finally:
+            with self._lock:
+                self._pushing[copy] -= 1
+                self._lock.notify_all()
         return Message({"step": self._step})
 
     def _is_new(self, guard: SequenceGuard, message: Message) -> bool:

@@ -113,8 +113,8 @@ def decode_pull_reply(message: Message) -> PullReply:
     )
 
 
-def encode_push(sender: Sender, request: PushRequest) -> Message:
-    """A push; see `decode_push`."""
+def encode_push(sender: Sender, request: PushRequest, position: Mapping[str, Any] | None = None) -> Message:
+    """A push; see `decode_push`. `position` says where its worker is in the data once it is applied."""
     tables = list(request.gradients)
     parts = [request.gradients[table] for table in tables]
     header = {
@@ -125,6 +125,8 @@ def encode_push(sender: Sender, request: PushRequest) -> Message:
         "sparse_learning_rate": request.sparse_learning_rate,
         "dense_learning_rate": request.dense_learning_rate,
     }
+    if position is not None:
+        header["position"] = dict(position)
     arrays: dict[str, Array | Sequence[Array]] = {
         "lengths": np.array([len(part.keys) for part in parts], dtype=np.int64),
         "keys": _joined([part.keys for part in parts], np.int64),

@@ -40,13 +40,13 @@ _ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (
         ValueError,
-        SaveBaseError,
         KeyError,
         TypeError,
         TimeoutError,
         FileNotFoundError,
         StaleNodeError,
         JobEndedError,
+        SaveBaseError,
     )
 }
 

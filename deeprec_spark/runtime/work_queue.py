@@ -15,11 +15,12 @@ Item = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Lease:
-    """One item handed to one owner until it is completed or the owner is lost."""
+    """One item handed to one owner until it is completed or the owner is lost; `done` of its rows are done."""
 
     index: int
     epoch: int
     item: Item
+    done: int = 0
 
 
 class WorkQueue:
@@ -27,6 +28,7 @@ class WorkQueue:
 
     An epoch ends when each of its items is completed; the next one, with its own order, starts then. Shuffling is
     a pure function of (seed, epoch). Safe from many threads. Never waits: `take` returns None where all is handed out.
+    An item of `rows` rows may be done in part: what is handed out again says how many of them are done.
 
     Arguments:
         items: JSON-able dicts, e.g. a file and its row group.
@@ -54,34 +56,82 @@ class WorkQueue:
         self._lock = threading.Lock()
         self._start(epoch=0, completed=())
 
-    def take(self, owner: Hashable) -> Lease | None:
-        """The next item for this owner, or None while (or because) there is none to hand out."""
+    def take(self, owner: Hashable, *, steal: bool = False) -> Lease | None:
+        """The next item for this owner, or None while (or because) there is none to hand out.
+
+        With `steal`, where none is left: one that another owner holds and has not begun.
+        """
         with self._lock:
-            if not self._pending:
-                return None
-            index = self._pending.popleft()
+            if self._pending:
+                index = self._pending.popleft()
+            else:
+                idle = [i for i, holder in self._owners.items() if i not in self._begun and holder != owner]
+                if not steal or not idle:
+                    return None
+                index = idle[0]
             self._owners[index] = owner
-            return Lease(index, self._epoch, self._items[index])
+            return Lease(index, self._epoch, self._items[index], self._done.get(index, 0))
+
+    def begin(self, owner: Hashable, index: int, epoch: int | None = None) -> bool:
+        """The owner starts on an item, so that nobody takes it over; False if it no longer holds it."""
+        with self._lock:
+            if (epoch is not None and epoch != self._epoch) or self._owners.get(index, _NOBODY) != owner:
+                return False
+            self._begun.add(index)
+            return True
 
     def complete(self, owner: Hashable, index: int, epoch: int | None = None) -> bool:
         """Mark an item as done; False if this owner no longer holds it (then its work must not count)."""
         with self._lock:
             if (epoch is not None and epoch != self._epoch) or self._owners.get(index, _NOBODY) != owner:
                 return False
-            del self._owners[index]
-            self._completed.append(index)
+            self._complete(index, owner)
             if not self._pending and not self._owners and self._epoch + 1 < self._num_epochs:
                 self._start(self._epoch + 1, completed=())
             return True
 
-    def release(self, owner: Hashable) -> int:
-        """Take back all that this owner holds; the number of items that others will get."""
+    def release(self, owner: Hashable, done: Mapping[int, int] | None = None, *, redo: bool = False) -> int:
+        """Take back all that this owner holds; the number of items that others will get.
+
+        Arguments:
+            done: rows that are done of these items, where it is known; one that is done in whole is completed.
+            redo: what the owner completed is handed out again, too: its results died with it.
+        """
         with self._lock:
             returned = [index for index, holder in self._owners.items() if holder == owner]
             for index in returned:
+                if not redo and self._advance(index, (done or {}).get(index, 0)):
+                    self._complete(index, owner)
+            returned = [index for index in returned if index in self._owners]
+            for index in returned:
                 del self._owners[index]
+                self._begun.discard(index)
+            if redo:
+                again = [index for index, by in self._completed.items() if by == owner]
+                for index in again:
+                    del self._completed[index]
+                returned += again
             self._pending.extendleft(reversed(returned))
             return len(returned)
+
+    def position(self, done: Mapping[int, int] | None = None) -> dict[str, Any]:
+        """What is done of this epoch, without the items: for `from_dict`, beside them.
+
+        Arguments:
+            done: rows that are done of leased items; those of which nothing is known count as not begun.
+        """
+        with self._lock:
+            known = {**self._done, **{i: rows for i, rows in (done or {}).items() if i in self._owners}}
+            whole = [index for index, rows in known.items() if self._is_whole(index, rows)]
+            return {
+                "epoch": self._epoch,
+                "completed": [*self._completed, *(i for i in whole if i not in self._completed)],
+                "done": [
+                    [index, rows]
+                    for index, rows in sorted(known.items())
+                    if rows and index not in whole and index not in self._completed
+                ],
+            }
 
     def held(self, owner: Hashable) -> int:
         """Number of items that this owner holds."""
@@ -126,6 +176,7 @@ class WorkQueue:
                 "seed": self._seed,
                 "epoch": self._epoch,
                 "completed": list(self._completed),
+                "done": [[index, rows] for index, rows in sorted(self._done.items()) if rows],
             }
 
     @classmethod
@@ -144,6 +195,10 @@ class WorkQueue:
                 f"A WorkQueue state completes items once, by their index. Received: {completed[:20]}"
             )
         queue._start(int(state["epoch"]), completed=completed)
+        for index, rows in state.get("done", []):
+            if not 0 <= int(index) < len(queue._items) or int(rows) < 0:
+                raise ValueError(f"A WorkQueue state counts rows of its items. Received: {[index, rows]}")
+            queue._done[int(index)] = int(rows)
         return queue
 
     def _start(self, epoch: int, completed: Sequence[int]) -> None:
@@ -156,7 +211,24 @@ class WorkQueue:
         self._epoch = epoch
         self._pending = deque(index for index in order if index not in done)
         self._owners: dict[int, Hashable] = {}
-        self._completed = list(completed)
+        self._begun: set[int] = set()
+        self._completed: dict[int, Hashable] = dict.fromkeys(completed, _NOBODY)
+        self._done: dict[int, int] = {}
+
+    def _complete(self, index: int, owner: Hashable) -> None:
+        del self._owners[index]
+        self._begun.discard(index)
+        self._done.pop(index, None)
+        self._completed[index] = owner
+
+    def _advance(self, index: int, rows: int) -> bool:
+        """More rows of an item are done; whether all are."""
+        self._done[index] = max(rows, self._done.get(index, 0))
+        return self._is_whole(index, self._done[index])
+
+    def _is_whole(self, index: int, rows: int) -> bool:
+        size = self._items[index].get("rows")
+        return isinstance(size, int) and rows >= size > 0
 
 
 _NOBODY = object()

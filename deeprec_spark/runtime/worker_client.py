@@ -14,14 +14,21 @@ from typing import Any
 import numpy as np
 
 from deeprec_spark.redaction import redact
-from deeprec_spark.runtime.errors import ConnectionLostError, JobEndedError, RegistrationError, StaleNodeError
+from deeprec_spark.runtime.errors import (
+    ConnectionLostError,
+    JobEndedError,
+    RegistrationError,
+    StaleNodeError,
+    is_lasting,
+)
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message
-from deeprec_spark.runtime.transport import Connection, TlsOptions
+from deeprec_spark.runtime.transport import Connection, TlsOptions, retried
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 20.0
 _CALL_SECONDS = 60.0
+_RETRY_SECONDS = 15.0
 _MAX_TRACEBACK = 20_000
 
 
@@ -39,14 +46,24 @@ class PhaseTask:
 
 @dataclass(frozen=True)
 class LeasedItem:
-    """An item to work on; behaves like the mapping it holds."""
+    """An item to work on; behaves like the mapping it holds. `done` of its rows were trained before."""
 
     data: Mapping[str, Any]
     index: int = field(repr=False)
     epoch: int = field(repr=False)
+    done: int = field(default=0, repr=False)
 
     def __getitem__(self, name: str) -> Any:
         return self.data[name]
+
+
+@dataclass(frozen=True)
+class NodeOrder:
+    """What the driver tells this node to do beside its work."""
+
+    number: int
+    kind: str
+    payload: Mapping[str, Any]
 
 
 class NodeClient:
@@ -118,7 +135,26 @@ class NodeClient:
         reason = redact(f"{type(error).__name__}: {error}"[:2000], self._secrets)
         if len(text) > _MAX_TRACEBACK:
             text = text[: _MAX_TRACEBACK // 2] + "\n  …\n" + text[-_MAX_TRACEBACK // 2 :]
-        self._call("fail", {"reason": reason, "traceback": text})
+        self._call("fail", {"reason": reason, "traceback": text, "lasting": is_lasting(error)})
+
+    def next_order(self, seen: int) -> NodeOrder | None:
+        """Wait for the first order after number `seen`; None when the job ends."""
+        while True:
+            answer = self._call("order", {"seen": seen, "timeout": _POLL_SECONDS}).header
+            if answer["status"] == "stop":
+                return None
+            if answer["status"] == "order":
+                return NodeOrder(answer["number"], answer["kind"], answer["payload"])
+
+    def answer(
+        self, number: int, data: Mapping[str, Any], blob: bytes = b"", error: Exception | None = None
+    ) -> None:
+        """Answer an order, or say why it could not be carried out; sent again if the connection breaks."""
+        kind = "" if error is None else type(error).__name__
+        text = "" if error is None else f"{error}"[:4000]
+        header = {"number": number, "data": dict(data), "error_type": kind, "error": text}
+        arrays = {"blob": np.frombuffer(blob, dtype=np.uint8)}
+        retried(lambda: self._call("answer", header, arrays), _RETRY_SECONDS)
 
     def close(self) -> None:
         """Close the connection."""
@@ -169,6 +205,7 @@ class WorkerClient(NodeClient):
 
         With `wait` it stays while other workers still hold items, since those come back if a worker dies: hold no
         uncompleted item in the same thread then, or use `wait=False`, which returns None where nothing is free now.
+        Near the end `wait` also takes over what another worker has leased but not begun.
 
         Raises:
             JobEndedError: the job ended.
@@ -181,11 +218,19 @@ class WorkerClient(NodeClient):
             answer = self._call("lease", {"phase": task.number, "timeout": timeout}).header
             status = answer["status"]
             if status == "item":
-                return LeasedItem(answer["item"], answer["index"], answer["epoch"])
+                return LeasedItem(answer["item"], answer["index"], answer["epoch"], answer["done"])
             if status == "stop":
                 raise JobEndedError
             if status == "none" or not wait:
                 return None
+
+    def begin(self, item: LeasedItem) -> bool:
+        """Before the first row of an item is used; False if an idle worker has taken it over: leave it then."""
+        task = self._current()
+        if not task.dynamic:
+            return True
+        header = {"phase": task.number, "index": item.index, "epoch": item.epoch}
+        return bool(self._call("begin", header).header["granted"])
 
     def complete(self, item: LeasedItem) -> bool:
         """The item's samples are trained; False if it was given to another worker meanwhile."""
@@ -198,8 +243,9 @@ class WorkerClient(NodeClient):
     def items(self) -> Iterator[LeasedItem]:
         """Lease items until there are none; each is completed when the next one is asked for."""
         while (item := self.lease()) is not None:
-            yield item
-            self.complete(item)
+            if self.begin(item):
+                yield item
+                self.complete(item)
 
     def progress(self, data: Mapping[str, Any]) -> None:
         """Report JSON-able progress to the driver's callback."""

@@ -110,6 +110,16 @@ class CallbackHost:
             )
         self._callbacks.on_train_begin()
 
+    def go_on(self, history: Mapping[str, Sequence[float]], epochs: Sequence[int]) -> None:
+        """These epochs are behind, with this history; later ones are forgotten: they are trained again."""
+        record = self._model.history
+        record.epoch = list(epochs)
+        record.history = {name: list(values) for name, values in history.items()}
+
+    def set_learning_rate(self, value: float) -> None:
+        """Take over the learning rate that a callback had set in an earlier part of this fit."""
+        self._model.optimizer.learning_rate = value
+
     def epoch_begin(self, epoch: int) -> None:
         """Before each epoch; callbacks may set the learning rate here."""
         self._steps_of_epoch = 0

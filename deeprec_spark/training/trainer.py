@@ -268,6 +268,29 @@ class Trainer:
                 seed, count = variable.numpy().tolist()
                 variable.assign([(seed + (rank + 1) * 0x9E3779B9) % 2**31, count])
 
+    def random_state(self) -> list[npt.NDArray[Any]]:
+        """What this worker's model has beside its weights: states of random draws (dropout) and whole numbers."""
+        return [np.array(variable.numpy()) for variable in self._own_variables()]
+
+    def load_random_state(self, values: Sequence[npt.NDArray[Any]]) -> None:
+        """Take over what `random_state` gave; a ValueError if it is another model's."""
+        variables = self._own_variables()
+        shapes = [tuple(variable.shape) for variable in variables]
+        if shapes != [value.shape for value in values]:
+            raise ValueError(
+                f"The random state of this model has shapes {shapes}. Received: {[value.shape for value in values]}"
+            )
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def _own_variables(self) -> list[Any]:
+        """Variables that do not lie in the store, in model order."""
+        return [
+            variable
+            for variable in self.model.non_trainable_variables
+            if np.dtype(variable.dtype).kind in "iu" or variable.path.endswith("seed_generator_state")
+        ]
+
     # Learning rate and metrics.
 
     def set_learning_rate(self, value: float) -> None:
@@ -285,6 +308,10 @@ class Trainer:
     def metric_results(self) -> dict[str, float]:
         """The metrics by name, the loss included."""
         return metrics.results(self.model)
+
+    def load_metric_states(self, values: Sequence[npt.NDArray[Any]]) -> None:
+        """Go on from what `metric_states` gave."""
+        metrics.load(self.model, values)
 
     def reset_metrics(self) -> None:
         """Begin the metrics anew."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from deeprec_spark.data import Batch, BatchReader, ReaderOptions, RowRange
-from deeprec_spark.data.arrays import pack_arrays
+from deeprec_spark.data import Batch, BatchReader, ReaderOptions, RowRange, Work
+from deeprec_spark.data.arrays import pack_arrays, unpack_arrays
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.runtime.context import WorkerContext
+from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.worker_client import LeasedItem, PhaseTask, WorkerClient
 from deeprec_spark.training.options import TrainerOptions
+from deeprec_spark.training.pipeline import Begin, PipelineOptions, StepPipeline
 
 if TYPE_CHECKING:
     import keras
@@ -47,6 +50,7 @@ class WorkerJob:
     trainer: TrainerOptions
     sample_weight: str | None = None
     seed: int = 0
+    pipeline: PipelineOptions = field(default_factory=PipelineOptions)
     intra_op_threads: int = 0
     inter_op_threads: int = 0
 
@@ -80,7 +84,7 @@ def main(context: WorkerContext) -> None:
 
 
 class Worker:
-    """Carries out phases: train, evaluate, save, restore, dense."""
+    """Carries out phases: train, evaluate, dense."""
 
     def __init__(self, job: WorkerJob, trainer: Trainer, context: WorkerContext) -> None:
         self._job = job
@@ -90,10 +94,11 @@ class Worker:
         self._handlers: dict[str, Callable[[PhaseTask], tuple[dict[str, Any], bytes]]] = {
             "train": self._train,
             "evaluate": self._evaluate,
-            "save": self._save,
-            "restore": self._restore,
             "dense": self._dense,
         }
+        self._gate = context.gate
+        self._training: tuple[int, _Meter] | None = None
+        context.on_cut(self._state)
 
     def run(self, task: PhaseTask) -> None:
         """Carry out one phase and hand its result to the driver."""
@@ -104,6 +109,11 @@ class Worker:
         payload = task.payload
         trainer = self._trainer
         trainer.reset_metrics()
+        resumed = ResumedWorker.of(payload.get("resume"), self._context.worker_index)
+        if resumed.metrics:
+            trainer.load_metric_states(resumed.metrics)
+        if resumed.random:
+            trainer.load_random_state(resumed.random)
         if payload["learning_rate"] is not None:
             trainer.set_learning_rate(payload["learning_rate"])
         options = ReaderOptions(
@@ -113,59 +123,143 @@ class Worker:
             epoch=payload["epoch"],
         )
         meter = _Meter(self._client, trainer)
-        for batch in self._batches(task, options):
-            trainer.train_step(batch)
-            meter.count(batch.size)
-        # Ranks of a synchronous job take the same number of steps; one that is out of rows takes part with none.
-        for _ in range(meter.steps, payload.get("steps") or 0):
-            trainer.train_empty()
-            meter.count(0)
+        self._training = (task.number, meter)
+        self._gate.enter(task.number, resumed.steps)
+        try:
+            self._train_steps(task, options, meter, resumed.steps)
+        finally:
+            self._gate.leave()
         meter.report()
-        return meter.result(), pack_arrays(trainer.metric_states())
+        states = trainer.metric_states()
+        data = {**meter.result(), "metrics": len(states)}
+        return data, pack_arrays([*states, *trainer.random_state()])
+
+    def _train_steps(self, task: PhaseTask, options: ReaderOptions, meter: _Meter, done: int) -> None:
+        """All steps of an epoch, from step `done` on, or fewer where the driver ends it."""
+        gate, trainer = self._gate, self._trainer
+        work = self._steps(task, options, skip=done * options.batch_size)
+        pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate))
+        for step in pipeline.train((step.batch, step) for step in work):
+            meter.count(step.batch.size)
+            self._complete(step)
+            for item in step.finished:
+                gate.forget(item.index)
+        # Ranks of a synchronous job take the same number of steps; one that is out of rows takes part with none.
+        for _ in range(done + meter.steps, task.payload.get("steps") or 0):
+            if not gate.begin():
+                return
+            trainer.train_empty()
+            gate.end()
+            meter.count(0)
+
+    def _state(self, phase: int) -> tuple[Mapping[str, Any], bytes]:
+        """What a save keeps of this worker; called between two steps, from the control thread."""
+        random = self._trainer.random_state()
+        if self._training is None or self._training[0] != phase:
+            return {"samples": 0, "metrics": 0}, pack_arrays(random)
+        states = self._trainer.metric_states()
+        samples = self._training[1].samples
+        return {"samples": samples, "metrics": len(states)}, pack_arrays([*states, *random])
 
     def _evaluate(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
         trainer = self._trainer
         trainer.reset_metrics()
+        trainer.refresh()
         options = ReaderOptions(batch_size=task.payload["batch_size"], sample_weight=self._job.sample_weight)
         meter = _Meter(self._client, trainer)
-        for batch in self._batches(task, options):
-            trainer.evaluate_step(batch)
-            meter.count(batch.size)
+        for step in self._steps(task, options):
+            trainer.evaluate_step(step.batch)
+            meter.count(step.batch.size)
+            self._complete(step)
         return meter.result(), pack_arrays(trainer.metric_states())
-
-    def _save(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
-        files = self._context.store.save(task.payload["directory"])
-        return {"files": [vars(file) for file in files]}, b""
-
-    def _restore(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
-        self._context.store.restore(task.payload["directory"])
-        return {}, b""
 
     def _dense(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
         self._trainer.refresh()
         data = {"step": self._trainer.step, "statistics": self._context.store.statistics()}
         return data, pack_arrays(self._trainer.dense_vector())
 
-    def _batches(self, task: PhaseTask, options: ReaderOptions) -> Iterator[Batch]:
-        """Batches of the phase's rows; a lease is given back when its last row has been handed to a step."""
+    def _complete(self, step: _Step) -> None:
+        """Give back the leases whose last row was in this step."""
+        for item in step.finished:
+            self._client.complete(item)
+
+    def _steps(self, task: PhaseTask, options: ReaderOptions, skip: int = 0) -> Iterator[_Step]:
+        """Batches of the phase's rows; the first `skip` assigned rows are left out."""
         reader = BatchReader(self._job.spec, options)
         leased: dict[RowRange, LeasedItem] = {}
 
-        def ranges(first: LeasedItem) -> Iterator[RowRange]:
+        def work(first: LeasedItem) -> Iterator[Work]:
             # While rows are held, do not wait for other workers' leases: they might wait for these.
+            nonlocal skip
             item: LeasedItem | None = first
             while item is not None:
                 part = RowRange.from_dict(item.data)
-                leased[part] = item
-                yield part
+                done = item.done if task.dynamic else min(skip, part.rows)
+                skip -= 0 if task.dynamic else done
+                if done < part.rows:
+                    leased[part] = item
+                    yield Work(part, done)
                 item = self._client.lease(wait=False)
+
+        def begin(part: RowRange) -> bool:
+            # Near the end an idle worker may have taken the range over.
+            granted = self._client.begin(leased[part])
+            if not granted:
+                del leased[part]
+            return granted
 
         # With nothing held, wait: what a lost worker held comes back to the queue.
         while (item := self._client.lease()) is not None:
-            for batch, finished in reader.batches(ranges(item)):
-                yield batch
-                for part in finished:
-                    self._client.complete(leased.pop(part))
+            for step in reader.steps(work(item), begin):
+                rows = {leased[part].index: count for part, count in step.rows.items()}
+                yield _Step(step.batch, rows, [leased.pop(part) for part in step.finished])
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A batch, how many rows of which items are used with it, and the items that it finishes."""
+
+    batch: Batch
+    rows: Mapping[int, int]
+    finished: Sequence[LeasedItem]
+
+
+class _PipelineGate:
+    """The worker's gate as a pipeline of steps asks it."""
+
+    def __init__(self, gate: StepGate) -> None:
+        self._gate = gate
+
+    def begin(self, tag: _Step, *, wait: bool) -> Begin:
+        """See `pipeline.Gate`."""
+        answer = self._gate.begin(tag.rows, wait=wait)
+        return Begin.HELD if answer is None else Begin.GO if answer else Begin.STOP
+
+    def end(self, tag: _Step) -> None:
+        """See `pipeline.Gate`."""
+        self._gate.end()
+
+
+@dataclass(frozen=True)
+class ResumedWorker:
+    """Where a worker goes on in an epoch that was begun before: its steps, metric states and random state."""
+
+    steps: int = 0
+    metrics: Sequence[npt.NDArray[Any]] = ()
+    random: Sequence[npt.NDArray[Any]] = ()
+
+    @classmethod
+    def of(cls, resume: Mapping[str, Any] | None, worker_index: int) -> ResumedWorker:
+        """This worker's part of a train phase's `resume`; nothing where it has none."""
+        if resume is None:
+            return cls()
+        workers = resume["workers"]
+        if worker_index >= len(workers):
+            return cls(resume["steps"])
+        state = workers[worker_index]
+        arrays = unpack_arrays(base64.b64decode(state["arrays"]))
+        count = state["metrics"]
+        return cls(resume["steps"], arrays[:count], arrays[count:])
 
 
 class _Meter:

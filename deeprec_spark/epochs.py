@@ -1,0 +1,119 @@
+"""An epoch as phases: which rows it reads, in what order, and how workers share them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deeprec_spark.cluster import ClusterOptions
+from deeprec_spark.data import ParquetDataset
+from deeprec_spark.runtime.phases import Phase
+from deeprec_spark.runtime.work_queue import WorkQueue
+
+MAX_LEASE_ROWS = 65_536
+# Leases are small beside a worker's share, so that the slowest delays the epoch by little.
+LEASES_PER_WORKER = 16
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """How the rows of each epoch are read.
+
+    Args:
+        dataset: all rows.
+        cluster: the nodes.
+        batch_size: the global batch in sync mode, each worker's own in async mode.
+        steps_per_epoch: cuts an epoch short.
+        shuffle, seed: another order in each epoch.
+        lease_workers: the number of workers for which leases are cut; None is that of the cluster. A fit that goes on
+            with other workers keeps the leases of the one that it continues.
+    """
+
+    dataset: ParquetDataset
+    cluster: ClusterOptions
+    batch_size: int
+    steps_per_epoch: int | None = None
+    shuffle: bool = True
+    seed: int = 0
+    lease_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cluster.mode == "sync" and self.batch_size < self.cluster.num_workers:
+            raise ValueError(
+                "In sync mode batch_size is the global batch, so it must be at least the number of workers. "
+                f"Received: batch_size={self.batch_size}, num_workers={self.cluster.num_workers}"
+            )
+
+    @property
+    def worker_batch_size(self) -> int:
+        """Rows of one worker's step."""
+        return (
+            self.batch_size if self.cluster.mode == "async" else self.batch_size // self.cluster.num_workers
+        )
+
+    @property
+    def num_lease_workers(self) -> int:
+        """The number of workers for which leases are cut."""
+        return self.lease_workers or self.cluster.num_workers
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch, in batches of `batch_size`."""
+        return math.ceil(self.rows(0).num_rows / self.batch_size)
+
+    @property
+    def worker_steps(self) -> int:
+        """Steps that each synchronous worker takes in an epoch."""
+        share = math.ceil(self.rows(0).num_rows / self.cluster.num_workers)
+        return math.ceil(share / self.worker_batch_size)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of which rows there are and how they lie, but not of where."""
+        digest = hashlib.sha256(self.dataset.fingerprint.encode())
+        for part in self.dataset.ranges:
+            digest.update(f"{part.file},{part.row_group},{part.start},{part.rows};".encode())
+        return digest.hexdigest()
+
+    def rows(self, epoch: int) -> ParquetDataset:
+        """The rows of an epoch in their order; `epoch` counts over all fits."""
+        dataset = self.dataset
+        if self.shuffle:
+            # Ranges are cut before they are shuffled: a lone row group shuffles too.
+            dataset = self._leases(dataset).shuffled(self.seed, epoch)
+        if self.steps_per_epoch is not None:
+            dataset = dataset.limited(self.steps_per_epoch * self.batch_size)
+        return dataset
+
+    def phase(
+        self,
+        kind: str,
+        payload: Mapping[str, Any],
+        dataset: ParquetDataset,
+        done: Mapping[str, Any] | None = None,
+        *,
+        redo_lost: bool = False,
+    ) -> Phase:
+        """Rows for all workers: leased as they go, or dealt out beforehand where runs must repeat bit for bit.
+
+        Arguments:
+            done: what is done of the leases, as `WorkQueue.position` tells it.
+            redo_lost: see Phase.
+        """
+        if self.cluster.mode == "async":
+            items = self._leases(dataset).to_items()
+            queue = WorkQueue(items)
+            if done is not None:
+                queue = WorkQueue.from_dict({**queue.to_dict(), **done})
+            return Phase(kind, payload, items=queue, redo_lost=redo_lost)
+        parts = dataset.split_evenly(self.cluster.num_workers)
+        return Phase(kind, payload, assignment=[self._leases(part).to_items() for part in parts])
+
+    def _leases(self, dataset: ParquetDataset) -> ParquetDataset:
+        share = dataset.num_rows // (self.num_lease_workers * LEASES_PER_WORKER)
+        batch = self.worker_batch_size
+        rows = min(max(share, batch), MAX_LEASE_ROWS)
+        return dataset.chunked(max(rows // batch, 1) * batch)
