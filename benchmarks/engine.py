@@ -26,7 +26,13 @@ import numpy as np
 
 from benchmarks.peer_process import ANSWER_SECONDS, ROOT, PeerProcess, bar_chart, environment_python, say
 
-TFRA = ("tensorflow-cpu==2.16.2", "tensorflow-recommenders-addons==0.8.1", "setuptools<80", "numpy<2")
+TFRA = (
+    "tensorflow-cpu==2.16.2",
+    "tf-keras==2.16.0",
+    "tensorflow-recommenders-addons==0.8.1",
+    "setuptools<80",
+    "numpy<2",
+)
 OPERATIONS = ("lookup", "dedup", "update", "insert", "insert with slots")
 WITH_SLOTS = ("engine", "tfra")
 ROW_SHARE_IN_DRAM = 0.1
@@ -55,7 +61,7 @@ def start(name: str, settings: Mapping[str, Any], log: IO[str]) -> PeerProcess:
     peer = settings.get("peer", name)
     python, environment = sys.executable, {}
     if peer == "tfra":
-        python = environment_python("tfra", TFRA, "import tensorflow_recommenders_addons")
+        python = environment_python("tfra", TFRA, "import tf_keras, tensorflow_recommenders_addons")
         environment = {"TF_USE_LEGACY_KERAS": "1"}  # it was made for Keras 2's TensorFlow
     command = [python, "-m", "benchmarks.peers.tables", json.dumps({"peer": peer, **settings})]
     return PeerProcess(name, command, log, environment=environment)

@@ -1,4 +1,4 @@
-"""Training speed beside Keras and PyTorch: the same model, data and optimizer on the same cores, alternating.
+"""Training speed beside Keras, PyTorch and TFRA: the same model, data and optimizer on the same cores, alternating.
 
     python -m benchmarks.training --model dlrm --batch 2048
 
@@ -24,47 +24,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from benchmarks.engine import TFRA
 from benchmarks.peer_process import ROOT, PeerProcess, bar_chart, environment_python, say
-
-FIELDS, DENSE = 26, 13
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The data of a benchmark. Ids of each column follow a Zipf law over its table, in a random order of ids."""
-
-    batch: int = 2048
-    batches: int = 48
-    ids: int = 5_200_000
-    dim: int = 16
-    exponent: float = 1.1
-    seed: int = 7
-
-    def write(self, path: Path) -> None:
-        """Generate the batches and save them."""
-        random = np.random.default_rng(self.seed)
-        size = self.ids // FIELDS
-        samples = self.batch * self.batches
-        weights = np.arange(1, size + 1, dtype=np.float64) ** -self.exponent
-        cumulative = np.cumsum(weights) / weights.sum()
-        effects = random.normal(0, 0.5, (FIELDS, size)).astype(np.float32)
-        ids = np.empty((samples, FIELDS), np.int64)
-        logits = np.zeros(samples, np.float32)
-        for column in range(FIELDS):
-            ranks = np.minimum(np.searchsorted(cumulative, random.random(samples)), size - 1)
-            ids[:, column] = random.permutation(size)[ranks]
-            logits += effects[column][ids[:, column]]
-        dense = np.log1p(random.lognormal(1.0, 1.0, (samples, DENSE))).astype(np.float32)
-        label = (random.random(samples) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-        shape = (self.batches, self.batch)
-        np.savez(
-            path,
-            dense=dense.reshape(*shape, DENSE),
-            ids=ids.reshape(*shape, FIELDS),
-            label=label.reshape(shape),
-            sizes=np.full(FIELDS, size),
-            dim=self.dim,
-        )
+from benchmarks.workloads import WORKLOADS, Workload, workload
 
 
 @dataclass(frozen=True)
@@ -75,13 +37,22 @@ class Peer:
     module: str
     settings: tuple[Mapping[str, Any], ...]
     packages: tuple[str, ...] = ()
+    probe: str = ""  # the module that says whether the environment is there
 
 
 def peers(cores: int) -> list[Peer]:
     """All contestants, this project first."""
     pools = tuple({"intra": cores, "inter": inter} for inter in sorted({1, cores}))
     return [
-        Peer("embedded", "benchmarks.peers.embedded", pools),
+        # One update of staleness is what asynchronous training does by itself; see docs/benchmarks/training.md.
+        Peer("embedded", "benchmarks.peers.embedded", tuple({**pool, "staleness": 1} for pool in pools)),
+        Peer(
+            "tfra",
+            "benchmarks.peers.tfra",
+            pools,
+            packages=TFRA,
+            probe="tf_keras, tensorflow_recommenders_addons",
+        ),
         Peer(
             "keras",
             "benchmarks.peers.keras_embedding",
@@ -99,17 +70,23 @@ def peers(cores: int) -> list[Peer]:
                 ),
             ),
             packages=("torch", "numpy"),
+            probe="torch, numpy",
         ),
     ]
 
 
 def start(peer: Peer, python: str, data: Path, settings: Mapping[str, Any], log: IO[str]) -> PeerProcess:
     """A peer's process, stopped while it has nothing to do."""
+    environment = {}
+    if "wait" in settings:
+        environment["OMP_WAIT_POLICY"] = settings["wait"]
+    if peer.name == "tfra":
+        environment["TF_USE_LEGACY_KERAS"] = "1"  # it was made for Keras 2's TensorFlow
     return PeerProcess(
         peer.name,
         [python, "-m", peer.module, json.dumps({"data": str(data), **settings})],
         log,
-        environment={"OMP_WAIT_POLICY": settings["wait"]} if "wait" in settings else {},
+        environment=environment,
         pause=True,
     )
 
@@ -118,7 +95,7 @@ def environment_of(peer: Peer) -> str:
     """The interpreter that runs the peer."""
     if not peer.packages:
         return sys.executable
-    return environment_python(peer.name, peer.packages, f"import {', '.join(peer.packages)}")
+    return environment_python(peer.name, peer.packages, f"import {peer.probe}")
 
 
 @dataclass
@@ -182,9 +159,7 @@ def measure(contestants: Sequence[Peer], data: Path, arguments: argparse.Namespa
     return measured
 
 
-def report(
-    measured: Sequence[Measurement], workload: Workload, arguments: argparse.Namespace
-) -> dict[str, Any]:
+def report(measured: Sequence[Measurement], data: Workload, arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the table, write it and the plot, and return the result line's content."""
     rates = {result.peer.name: result.median for result in measured}
     mine = rates["embedded"]
@@ -202,16 +177,16 @@ def report(
     table = "\n".join(lines)
     say(table)
     if not arguments.no_docs:
-        _write_docs(table, rates, workload, arguments)
+        _write_docs(table, rates, data, arguments)
     return {
         "benchmark": "training",
         "model": arguments.model,
         "batch": arguments.batch,
         "samples_per_s": {name: round(rate, 1) for name, rate in rates.items()},
-        **{f"ratio_vs_{name}": round(mine / rate, 3) for name, rate in rates.items() if name != "embedded"},
+        **{f"vs_{name}": round(mine / rate, 3) for name, rate in rates.items() if name != "embedded"},
         "cores": os.cpu_count(),
-        "ids": workload.ids,
-        "dim": workload.dim,
+        "ids": data.ids,
+        "dim": data.dim,
         "rounds": arguments.rounds,
         "steps": arguments.steps,
         "versions": {result.peer.name: result.version for result in measured},
@@ -219,7 +194,7 @@ def report(
 
 
 def _write_docs(
-    table: str, rates: Mapping[str, float], workload: Workload, arguments: argparse.Namespace
+    table: str, rates: Mapping[str, float], data: Workload, arguments: argparse.Namespace
 ) -> None:
     folder = ROOT / "docs" / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -227,8 +202,9 @@ def _write_docs(
     page = (
         f"# Training {arguments.model.upper()} at batch {arguments.batch:,}\n\n"
         f"`python -m benchmarks.training --model {arguments.model} --batch {arguments.batch}` on "
-        f"{os.cpu_count()} cores ({_processor()}), Python {platform.python_version()}. {FIELDS} id columns, "
-        f"{workload.ids:,} ids in all (Zipf, exponent {workload.exponent}), dim {workload.dim}, Adagrad; medians of "
+        f"{os.cpu_count()} cores ({_processor()}), Python {platform.python_version()}. {data.fields} id "
+        f"columns ({data.bags} of them bags of {data.length}), {data.ids:,} ids in all (Zipf, exponent "
+        f"{data.exponent}), dim {data.dim}, Adagrad; medians of "
         f"{arguments.rounds} alternating rounds of {arguments.steps} steps.\n\n![]({name}.svg)\n\n{table}\n"
     )
     (folder / f"{name}.md").write_text(page)
@@ -256,13 +232,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=["dlrm"], default="dlrm")
+    parser.add_argument("--model", choices=list(WORKLOADS), default="dlrm")
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=24, help="steps in a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=48, help="steps before the first round")
-    parser.add_argument("--ids", type=int, default=Workload.ids, help="ids of all columns together")
-    parser.add_argument("--peers", default="embedded,keras,torch", help="names, separated by commas")
+    parser.add_argument("--ids", type=int, help="ids of all columns together; default: the model's")
+    parser.add_argument("--peers", default="embedded,tfra,keras,torch", help="names, separated by commas")
     parser.add_argument(
         "--no-calibration", action="store_true", help="take each peer's last settings untried"
     )
@@ -274,12 +250,12 @@ def main() -> None:
         parser.error(f"peers must be of {', '.join(known)}. Received: {', '.join(unknown)}")
     if "embedded" not in names:
         parser.error("peers must include embedded, which the others are compared with.")
-    workload = Workload(batch=arguments.batch, ids=arguments.ids)
+    generated = workload(arguments.model, arguments.batch, arguments.ids)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         data = Path(folder) / "batches.npz"
-        workload.write(data)
+        generated.write(data)
         measured = measure([known[name] for name in names], data, arguments)
-        result = report(measured, workload, arguments)
+        result = report(measured, generated, arguments)
     say("RESULT " + json.dumps(result))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.peer_process import bar_chart
 from benchmarks.peers.protocol import Data
-from benchmarks.training import FIELDS, Workload
+from benchmarks.workloads import Workload
 from tests.conftest import ROOT
 
 
@@ -22,7 +22,7 @@ def test_data_is_zipf_and_has_a_truth(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     Workload(batch=500, batches=8, ids=26_000).write(path)
     data = Data(str(path))
-    assert data.ids.shape == (8, 500, FIELDS)
+    assert data.ids.shape == (8, 500, 26)
     assert sum(data.sizes) == 26_000
     column = data.ids[:, :, 3].ravel()
     assert column.min() >= 0

@@ -1,6 +1,8 @@
-"""DLRM on this project's engine, in the process."""
+"""This project's engine and training step, in the process."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -10,6 +12,7 @@ from benchmarks.peers.protocol import LEARNING_RATE, Data, serve, settings
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.layers import SparseEmbedding
+from deeprec_spark.training.pipeline import PipelineOptions, StepPipeline
 from deeprec_spark.training.trainer import Trainer
 
 
@@ -20,28 +23,29 @@ def main() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(options["inter"])
     keras.utils.set_random_seed(1)
     data = Data(options["data"])
-    model = keras_models.dlrm(
-        len(data.sizes), data.dim, lambda i: SparseEmbedding(data.dim, table=f"c{i}", name=f"embed{i}")
-    )
-    model.compile(keras.optimizers.Adagrad(LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
     batches = [
-        Batch(
-            {"numbers": data.dense[b], **{f"c{i}": data.ids[b, :, i].copy() for i in range(len(data.sizes))}},
-            {"label": data.label[b]},
-        )
-        for b in range(len(data.label))
+        Batch(keras_models.features(data, number), {"label": data.label[number]})
+        for number in range(len(data.label))
     ]
+    model = keras_models.build(keras, data, embedding)
+    model.compile(keras.optimizers.Adagrad(LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
     trainer = Trainer(model, LocalStore())
     trainer.initialize(batches[0])
+    pipeline = StepPipeline(trainer, PipelineOptions(depth=2, max_staleness=options["staleness"]))
     order = data.indices()
 
     def run(steps: int) -> float:
         trainer.reset_metrics()
-        for _ in range(steps):
-            trainer.train_step(batches[next(order)])
+        for _ in pipeline.train((batches[next(order)], step) for step in range(steps)):
+            pass
         return trainer.metric_results()["loss"]
 
     serve(f"tensorflow {tf.__version__}", run)
+
+
+def embedding(name: str, dim: int, combiner: str | None) -> Any:
+    """The layer of one column, over a table of its own."""
+    return SparseEmbedding(dim, combiner, table=name, name=f"{name}_embedding")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""DLRM on keras.layers.Embedding, trained by Keras' own `fit`."""
+"""keras.layers.Embedding, trained by Keras' own `fit`."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,17 +19,22 @@ def main() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(options["inter"])
     keras.utils.set_random_seed(1)
     data = Data(options["data"])
-    fields = len(data.sizes)
-    model = keras_models.dlrm(fields, data.dim, lambda i: keras.layers.Embedding(data.sizes[i], data.dim))
+
+    def embedding(name: str, dim: int, combiner: str | None) -> Any:
+        table = keras.layers.Embedding(data.sizes[0], dim, name=f"{name}_embedding")
+        if combiner is None:
+            return table
+        return keras.Sequential([table, keras.layers.GlobalAveragePooling1D()])
+
+    model = keras_models.build(keras, data, embedding)
     model.compile(
         keras.optimizers.Adagrad(LEARNING_RATE),
         keras.losses.BinaryCrossentropy(from_logits=True),
         jit_compile=options["jit"],
     )
-
-    columns = {f"c{i}": np.ascontiguousarray(data.ids[:, :, i]) for i in range(fields)}
-    dataset = tf.data.Dataset.from_tensor_slices(({"numbers": data.dense, **columns}, data.label))
-    dataset = dataset.repeat().prefetch(2)
+    inputs = [keras_models.features(data, number) for number in range(len(data.label))]
+    columns = {name: np.stack([part[name] for part in inputs]) for name in inputs[0]}
+    dataset = tf.data.Dataset.from_tensor_slices((columns, data.label)).repeat().prefetch(2)
 
     def run(steps: int) -> float:
         # One fit call for each request, as a user writes it; its data is in memory.

@@ -1,48 +1,108 @@
-"""DLRM in Keras, with either embedding layer."""
+"""The benchmark's models in Keras 2 or 3 over TensorFlow, with any embedding layer.
+
+dlrm      bottom MLP, dots of all pairs of vectors, top MLP
+wdl       a weight for each id and number, and an MLP over the embeddings
+deepfm    a weight for each id, a factorization machine, and an MLP over the embeddings
+bags      an MLP over the embeddings, most of them means of bags
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
+import tensorflow as tf
 
-from benchmarks.peers.protocol import BOTTOM, TOP
+from benchmarks.peers.protocol import BAGS, BOTTOM, DEEP, TOP, Data
 
-L = keras.layers
-
-
-@keras.saving.register_keras_serializable(package="benchmarks")
-class Interaction(L.Layer):
-    """Dot products of all pairs of vectors: [B, fields, dim] -> [B, fields * (fields - 1) / 2]."""
-
-    def build(self, shape: tuple[int | None, ...]) -> None:
-        fields = int(shape[1] or 0)
-        rows, columns = np.tril_indices(fields, -1)
-        self._pairs = (rows * fields + columns).astype(np.int32)
-        self._fields = fields
-
-    def call(self, vectors: Any) -> Any:
-        products = keras.ops.matmul(vectors, keras.ops.transpose(vectors, (0, 2, 1)))
-        flat = keras.ops.reshape(products, (-1, self._fields * self._fields))
-        return keras.ops.take(flat, self._pairs, axis=1)
-
-    def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        fields = int(shape[1] or 0)
-        return shape[0], fields * (fields - 1) // 2
+Embedding = Callable[[str, int, "str | None"], Any]
+"""`embedding(name, dim, combiner)` makes the layer of one id column."""
 
 
-def dlrm(fields: int, dim: int, embedding: Callable[[int], Any]) -> keras.Model:
-    """The model; `embedding(i)` makes the layer of the i-th id column."""
-    dense = keras.Input((13,), name="numbers")
-    ids = [keras.Input((), dtype="int64", name=f"c{i}") for i in range(fields)]
-    bottom = dense
-    for width in (*BOTTOM, dim):
-        bottom = L.Dense(width, activation="relu")(bottom)
-    vectors = [embedding(i)(column) for i, column in enumerate(ids)]
-    stacked = L.Concatenate(axis=1)([L.Reshape((1, dim))(vector) for vector in (bottom, *vectors)])
-    top = L.Concatenate()([bottom, Interaction()(stacked)])
-    for width in TOP:
-        top = L.Dense(width, activation="relu")(top)
-    return keras.Model([dense, *ids], L.Dense(1, name="label")(top))
+def build(keras: Any, data: Data, embedding: Embedding) -> Any:
+    """The model of this data, not compiled; its inputs are those of `features`, its output is a logit.
+
+    Args:
+        keras: the module of the Keras that is meant.
+        data: tells the model and the columns.
+        embedding: makes the layers of the id columns.
+    """
+    return {"dlrm": _dlrm, "wdl": _wdl, "deepfm": _deepfm, "bags": _bags}[data.model](keras, data, embedding)
+
+
+def features(data: Data, batch: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The model's inputs for one batch, by name."""
+    columns = {f"c{i}": np.ascontiguousarray(data.ids[batch, :, i]) for i in range(data.singles)}
+    columns |= {f"b{i}": np.ascontiguousarray(data.bags[batch, :, i]) for i in range(data.num_bags)}
+    return columns if data.model == "bags" else {"numbers": data.dense[batch], **columns}
+
+
+def _inputs(keras: Any, data: Data) -> tuple[Any, list[Any], list[Any]]:
+    numbers = keras.Input((13,), name="numbers")
+    ids = [keras.Input((), dtype="int64", name=f"c{i}") for i in range(data.singles)]
+    bags = [keras.Input((data.bags.shape[-1],), dtype="int64", name=f"b{i}") for i in range(data.num_bags)]
+    return numbers, ids, bags
+
+
+def _mlp(keras: Any, x: Any, widths: Sequence[int]) -> Any:
+    for width in widths:
+        x = keras.layers.Dense(width, activation="relu")(x)
+    return x
+
+
+def _embed(embedding: Embedding, ids: Sequence[Any], bags: Sequence[Any], dim: int, prefix: str) -> list[Any]:
+    vectors = [embedding(f"{prefix}c{i}", dim, None)(column) for i, column in enumerate(ids)]
+    return vectors + [embedding(f"{prefix}b{i}", dim, "mean")(column) for i, column in enumerate(bags)]
+
+
+def _dlrm(keras: Any, data: Data, embedding: Embedding) -> Any:
+    layers = keras.layers
+    numbers, ids, _ = _inputs(keras, data)
+    bottom = _mlp(keras, numbers, (*BOTTOM, data.dim))
+    vectors = [bottom, *_embed(embedding, ids, (), data.dim, "")]
+    stacked = layers.Reshape((len(vectors), data.dim))(layers.Concatenate()(vectors))
+    dots = layers.Lambda(_dots, output_shape=(len(vectors) * (len(vectors) - 1) // 2,))(stacked)
+    top = _mlp(keras, layers.Concatenate()([bottom, dots]), TOP)
+    return keras.Model([numbers, *ids], layers.Dense(1, name="label")(top))
+
+
+def _wdl(keras: Any, data: Data, embedding: Embedding) -> Any:
+    layers = keras.layers
+    numbers, ids, _ = _inputs(keras, data)
+    wide = layers.Add()([layers.Dense(1)(numbers), *_embed(embedding, ids, (), 1, "wide_")])
+    deep = _mlp(keras, layers.Concatenate()([numbers, *_embed(embedding, ids, (), data.dim, "")]), DEEP)
+    return keras.Model([numbers, *ids], layers.Add(name="label")([wide, layers.Dense(1)(deep)]))
+
+
+def _deepfm(keras: Any, data: Data, embedding: Embedding) -> Any:
+    layers = keras.layers
+    numbers, ids, _ = _inputs(keras, data)
+    linear = layers.Add()([layers.Dense(1)(numbers), *_embed(embedding, ids, (), 1, "linear_")])
+    vectors = layers.Concatenate()(_embed(embedding, ids, (), data.dim, ""))
+    stacked = layers.Reshape((len(ids), data.dim))(vectors)
+    machine = layers.Lambda(_factorization_machine, output_shape=(1,))(stacked)
+    deep = _mlp(keras, layers.Concatenate()([numbers, vectors]), DEEP)
+    return keras.Model([numbers, *ids], layers.Add(name="label")([linear, machine, layers.Dense(1)(deep)]))
+
+
+def _bags(keras: Any, data: Data, embedding: Embedding) -> Any:
+    layers = keras.layers
+    _, ids, bags = _inputs(keras, data)
+    deep = _mlp(keras, layers.Concatenate()(_embed(embedding, ids, bags, data.dim, "")), BAGS)
+    return keras.Model([*ids, *bags], layers.Dense(1, name="label")(deep))
+
+
+def _dots(vectors: Any) -> Any:
+    """Dot products of all pairs: [B, fields, dim] -> [B, fields * (fields - 1) / 2]."""
+    fields = int(vectors.shape[1])
+    rows, columns = np.tril_indices(fields, -1)
+    products = tf.reshape(tf.matmul(vectors, vectors, transpose_b=True), [-1, fields * fields])
+    return tf.gather(products, (rows * fields + columns).astype(np.int32), axis=1)
+
+
+def _factorization_machine(vectors: Any) -> Any:
+    """The sum of the dots of all pairs: [B, fields, dim] -> [B, 1]."""
+    square_of_sum = tf.square(tf.reduce_sum(vectors, axis=1))
+    sum_of_squares = tf.reduce_sum(tf.square(vectors), axis=1)
+    return 0.5 * tf.reduce_sum(square_of_sum - sum_of_squares, axis=1, keepdims=True)

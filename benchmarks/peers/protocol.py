@@ -21,6 +21,8 @@ import numpy as np
 
 BOTTOM = (512, 256, 64)
 TOP = (512, 256)
+DEEP = (512, 256, 64)
+BAGS = (64, 32)
 LEARNING_RATE = 0.01
 
 
@@ -31,15 +33,22 @@ def settings() -> dict[str, Any]:
 
 
 class Data:
-    """The batches of a benchmark: `dense` float32 [batches, batch, 13], `ids` int64 [batches, batch, 26], `label`."""
+    """The batches of a benchmark, as `benchmarks.workloads` writes them.
+
+    `dense` float32 [batches, batch, 13], `ids` int64 [batches, batch, columns], `bags` int64 [batches, batch, columns,
+    ids], `label` float32 [batches, batch]; `sizes` holds the number of ids of each column, `ids` before `bags`.
+    """
 
     def __init__(self, path: str) -> None:
         with np.load(path) as arrays:
             self.dense: np.ndarray[Any, Any] = arrays["dense"]
             self.ids: np.ndarray[Any, Any] = arrays["ids"]
+            self.bags: np.ndarray[Any, Any] = arrays["bags"]
             self.label: np.ndarray[Any, Any] = arrays["label"]
             self.sizes: list[int] = arrays["sizes"].tolist()
             self.dim = int(arrays["dim"])
+            self.model = str(arrays["model"])
+        self.singles, self.num_bags = self.ids.shape[-1], self.bags.shape[2]
 
     def indices(self) -> Iterator[int]:
         """Numbers of the batches, over and over."""

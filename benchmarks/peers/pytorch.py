@@ -1,4 +1,4 @@
-"""DLRM in PyTorch: nn.Embedding(sparse=True) and Adagrad, which has a sparse form."""
+"""PyTorch: sparse embeddings, and Adagrad, which has a sparse form."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import itertools
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from benchmarks.peers.protocol import BOTTOM, LEARNING_RATE, TOP, Data, serve, settings
+from benchmarks.peers.protocol import BAGS, BOTTOM, DEEP, LEARNING_RATE, TOP, Data, serve, settings
 
 
 def mlp(sizes: list[int], *, last_linear: bool) -> nn.Sequential:
@@ -18,35 +19,71 @@ def mlp(sizes: list[int], *, last_linear: bool) -> nn.Sequential:
     return nn.Sequential(*(layers[:-1] if last_linear else layers))
 
 
-class DLRM(nn.Module):
-    """Bottom MLP, embeddings, pairwise dot products, top MLP.
+class Embeddings(nn.Module):
+    """The vectors of all id columns: `[B, columns, dim]`; bags are means.
 
-    With `fused` all features share one table of all ids, looked up in one call.
+    With `fused` all columns share one table of all ids, looked up in one call for single ids and one for bags.
     """
 
-    def __init__(self, tables: list[int], dim: int, fused: bool) -> None:
+    def __init__(self, data: Data, dim: int, fused: bool) -> None:
         super().__init__()
-        fields = len(tables)
-        self.fused = fused
-        rows = [sum(tables)] if fused else tables
-        self.embeddings = nn.ModuleList(nn.Embedding(count, dim, sparse=True) for count in rows)
-        for table in self.embeddings:
+        self.fused, self.singles = fused, data.singles
+        rows = [sum(data.sizes)] if fused else data.sizes
+        # An EmbeddingBag's table is looked up without pooling by the functional form, so both may share it.
+        self.tables = nn.ModuleList(nn.EmbeddingBag(count, dim, mode="mean", sparse=True) for count in rows)
+        for table in self.tables:
             nn.init.uniform_(table.weight, -0.05, 0.05)
-        self.register_buffer("offsets", torch.tensor([0, *tables[:-1]]).cumsum(0))
-        self.bottom = mlp([13, *BOTTOM, dim], last_linear=False)
-        self.top = mlp([dim + (fields + 1) * fields // 2, *TOP, 1], last_linear=True)
-        rows_, columns = torch.tril_indices(fields + 1, fields + 1, offset=-1)
-        self.register_buffer("pairs", rows_ * (fields + 1) + columns)
+        self.register_buffer("offsets", torch.tensor([0, *data.sizes[:-1]]).cumsum(0))
 
-    def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        bottom = self.bottom(dense)
+    def forward(self, ids: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
+        """Look up `[B, columns]` and `[B, columns, length]`."""
+        singles, batch, count = self.singles, bags.shape[0], bags.shape[1]
         if self.fused:
-            vectors = self.embeddings[0](ids + self.offsets)
+            table = self.tables[0]
+            vectors = functional.embedding(ids + self.offsets[:singles], table.weight, sparse=True)
+            if not count:
+                return vectors
+            shifted = (bags + self.offsets[singles:, None]).reshape(batch * count, -1)
+            return torch.cat([vectors, table(shifted).reshape(batch, count, -1)], 1)
+        parts = [functional.embedding(ids[:, i], self.tables[i].weight, sparse=True) for i in range(singles)]
+        parts += [self.tables[singles + i](bags[:, i]) for i in range(count)]
+        return torch.stack(parts, 1)
+
+
+class Model(nn.Module):
+    """DLRM, wide and deep, DeepFM, or an MLP over embeddings: the same as `keras_models`."""
+
+    def __init__(self, data: Data, fused: bool) -> None:
+        super().__init__()
+        self.kind, dim, fields = data.model, data.dim, len(data.sizes)
+        self.embeddings = Embeddings(data, dim, fused)
+        if self.kind == "dlrm":
+            self.bottom = mlp([13, *BOTTOM, dim], last_linear=False)
+            self.top = mlp([dim + (fields + 1) * fields // 2, *TOP, 1], last_linear=True)
+            rows, columns = torch.tril_indices(fields + 1, fields + 1, offset=-1)
+            self.register_buffer("pairs", rows * (fields + 1) + columns)
+        elif self.kind == "bags":
+            self.top = mlp([fields * dim, *BAGS, 1], last_linear=True)
         else:
-            vectors = torch.stack([table(ids[:, i]) for i, table in enumerate(self.embeddings)], 1)
-        all_vectors = torch.cat([bottom[:, None], vectors], 1)
-        products = torch.bmm(all_vectors, all_vectors.transpose(1, 2)).flatten(1)[:, self.pairs]
-        return self.top(torch.cat([bottom, products], 1))[:, 0]
+            self.weights = Embeddings(data, 1, fused)
+            self.linear = nn.Linear(13, 1)
+            self.top = mlp([13 + fields * dim, *DEEP, 1], last_linear=True)
+
+    def forward(self, dense: torch.Tensor, ids: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
+        """Logits `[B]`."""
+        vectors = self.embeddings(ids, bags)
+        if self.kind == "dlrm":
+            bottom = self.bottom(dense)
+            all_vectors = torch.cat([bottom[:, None], vectors], 1)
+            products = torch.bmm(all_vectors, all_vectors.transpose(1, 2)).flatten(1)[:, self.pairs]
+            return self.top(torch.cat([bottom, products], 1))[:, 0]
+        if self.kind == "bags":
+            return self.top(vectors.flatten(1))[:, 0]
+        logit = self.linear(dense) + self.weights(ids, bags).sum(1)
+        if self.kind == "deepfm":
+            square_of_sum, sum_of_squares = vectors.sum(1).square(), vectors.square().sum(1)
+            logit = logit + 0.5 * (square_of_sum - sum_of_squares).sum(1, keepdim=True)
+        return (logit + self.top(torch.cat([dense, vectors.flatten(1)], 1)))[:, 0]
 
 
 def main() -> None:
@@ -55,12 +92,14 @@ def main() -> None:
     torch.set_num_threads(options["threads"])
     torch.manual_seed(1)
     data = Data(options["data"])
-    model = DLRM(data.sizes, data.dim, options["fused"])
+    model = Model(data, options["fused"])
     optimizer = torch.optim.Adagrad(
         model.parameters(), LEARNING_RATE, initial_accumulator_value=0.1, eps=1e-7
     )
     loss_of = nn.BCEWithLogitsLoss()
-    dense, ids, label = (torch.from_numpy(array) for array in (data.dense, data.ids, data.label))
+    dense, ids, bags, label = (
+        torch.from_numpy(array) for array in (data.dense, data.ids, data.bags, data.label)
+    )
     order = data.indices()
 
     def run(steps: int) -> float:
@@ -68,7 +107,7 @@ def main() -> None:
         for _ in range(steps):
             i = next(order)
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(model(dense[i], ids[i]), label[i])
+            loss = loss_of(model(dense[i], ids[i], bags[i]), label[i])
             loss.backward()
             optimizer.step()
             total += loss.item()
