@@ -81,4 +81,6 @@ lock: ## Resolve requirements/*.in anew
 	    --no-emit-package deeprec-spark --no-header --output-file requirements/lock.txt
 
 clean: ## Remove what builds and demos made; keeps the environment
-	rm -rf build dist $(OUT) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
+	@if [ -f $(OUT)/.deeprec-demo ]; then rm -rf $(OUT); elif [ -e $(OUT) ]; then \
+		echo "Left alone, since no demo marked it: $(OUT)"; fi

@@ -118,6 +118,7 @@ class SequenceOperators(Table):
         start = _seed_column(seed, self._sortable(set()))
 
         def negatives(item: Column, place: Column) -> Column:
+            # pyspark's stubs take no None for `cast`, but _check_items has refused columns without an element type.
             return F.transform(
                 F.sequence(F.lit(1), F.lit(neg_num)),
                 lambda copy: _other_item(item, item_size, F.xxhash64(start, place, copy)).cast(element),  # type: ignore[arg-type]
