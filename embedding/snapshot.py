@@ -43,8 +43,8 @@ class TableSnapshot:
     """The content of a table at the moment of `EmbeddingVariable.snapshot`; training may go on meanwhile.
 
     Nothing is copied to begin one: rows that training changes before they are read are copied first, one by one. A
-    table has one snapshot at a time. Close it: it keeps copies, and the next one waits for it. Closed before all rows
-    and counts were read, it is as if it had never been taken: its changes and removals are in the next one.
+    table has one snapshot at a time. Close it: it keeps copies, and the next one waits for it. Closed before all rows,
+    counts and tombstones were read, it is as if it had never been taken: its changes and removals are in the next one.
 
     Attributes:
         changed_only: whether it has only what changed since the last one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from deeprec_spark.embedding.options import (
     StorageOption,
     StorageType,
 )
+from deeprec_spark.embedding.snapshot import RowBlock
 from deeprec_spark.embedding.variable import EmbeddingVariable
 
 DIM, HOT = 8, 500
@@ -97,6 +99,74 @@ def test_no_update_is_lost_beside_lookups_evictions_and_snapshots(kind: StorageT
 
     _run(workers, others)
     np.testing.assert_array_equal(table.lookup(np.arange(HOT))[:, 0], -sums.sum(0))
+
+
+@pytest.mark.parametrize("kind", [StorageType.DRAM, StorageType.DRAM_PMEM_SSDHASH])
+def test_a_snapshot_has_no_half_of_an_update_and_deltas_in_order_are_the_table(
+    kind: StorageType, tmp_path: Path
+) -> None:
+    """DeepRec #1023, Paddle #32958: weights and slots saved apart.
+
+    With a momentum of a half and gradients of 1, a row has the slot 2^(1 - u) - 2 and the value 2 - 2^(1 - u) - 2u
+    after u updates (exact up to 19), its version is u, and its frequency u, or u + 1 between lookup and update.
+    """
+    tiered = kind is not StorageType.DRAM
+    storage = StorageOption(
+        kind, str(tmp_path) if tiered else None, (64 * 90 * 10, 8 << 20) if tiered else ()
+    )
+    option = EmbeddingVariableOption(storage_option=storage, init_option=InitializerOption(Constant(0.0)))
+    optimizer = SGD(1.0, momentum=0.5)
+    table = EmbeddingVariable("t", DIM, option=option, optimizer=optimizer)
+    copy = EmbeddingVariable("t", DIM, optimizer=optimizer)
+    done = threading.Event()
+
+    def worker(number: int) -> None:
+        keys = np.arange(number, 3000, 3)
+        gradients = np.ones((len(keys), DIM), np.float32)
+        for turn in range(200):
+            if turn and turn % 16 == 0:
+                assert table.erase(keys) == len(keys)
+            table.lookup(keys, train=True)
+            table.apply_gradients(keys, gradients, step=turn % 16 + 1)
+
+    def check(block: RowBlock) -> None:
+        updates = np.maximum(block.version, 0)
+        momentum = 2.0 ** (1 - updates[:, None]) - 2
+        assert (block.slots["momentum"] == momentum).all()
+        assert (block.value == -momentum - 2 * updates[:, None]).all()
+        assert ((block.frequency == updates) | (block.frequency == updates + 1)).all()
+
+    def take(changed_only: bool) -> None:
+        with table.snapshot(changed_only) as snapshot:
+            if not changed_only:
+                copy.clear()
+            copy.erase(snapshot.tombstones)
+            for block in snapshot.blocks(500):
+                check(block)
+                copy.import_rows(block)
+            list(snapshot.filtered())
+
+    def saves() -> None:
+        take(False)
+        turn = 0
+        while not done.is_set() or turn < 10:
+            turn += 1
+            take(changed_only=turn % 7 != 0)
+            with table.snapshot(True) as given_up:
+                for block in itertools.islice(given_up.blocks(300), 2):
+                    check(block)
+
+    def workers() -> None:
+        try:
+            _run(*(lambda number=number: worker(number) for number in range(3)))
+        finally:
+            done.set()
+
+    _run(workers, saves)
+    take(True)
+    for ours, theirs in zip(copy.export(), table.export(), strict=True):
+        for name in ("key", "frequency", "version", "value"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
 
 
 _FORKED = """

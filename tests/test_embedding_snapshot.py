@@ -315,6 +315,27 @@ def test_a_snapshot_that_was_not_read_to_its_end_leaves_its_changes_to_the_next(
     assert _content(copy) == _content(table)
 
 
+def test_removals_alone_are_not_lost_with_a_snapshot_that_nobody_read() -> None:
+    table = _table()
+    table.lookup(np.arange(9), train=True)
+    table.mark_saved()
+    table.erase([3])
+    table.snapshot(changed_only=True).close()
+    with table.snapshot(changed_only=True) as delta:
+        assert list(delta.blocks()) == list(delta.filtered()) == []  # half read: no tombstones
+    with table.snapshot(changed_only=True) as delta:
+        assert delta.tombstones.tolist() == [3]
+    with table.snapshot(changed_only=True) as delta:
+        assert delta.tombstones.tolist() == []
+    empty = _table()
+    empty.lookup([1], train=True)
+    empty.mark_saved()
+    empty.erase([1])
+    empty.snapshot().close()
+    with empty.snapshot(changed_only=True) as delta:
+        assert delta.tombstones.tolist() == [1]
+
+
 def test_a_row_can_be_read_once_and_only_where_there_is_one() -> None:
     table = _table()
     table.lookup(np.arange(10), train=True)

@@ -221,6 +221,7 @@ std::vector<int64_t> Snapshot::Tombstones() {
     row = std::lower_bound(row, rows_.end(), all[i]);
     if (row == rows_.end() || *row != all[i]) keys.push_back(static_cast<int64_t>(Unmix64(all[i])));
   }
+  tombstones_read_ = true;
   return keys;
 }
 
@@ -262,7 +263,10 @@ void Snapshot::Close() {
   std::unique_lock<std::shared_mutex> closing(mutex_);
   if (!open_) return;
   open_ = false;
-  const bool complete = rows_read_ == num_rows_ && (filtered_read_ || num_filtered_ == 0);
+  const bool any_removed =
+      std::any_of(tombstones_.begin(), tombstones_.end(), [](auto& part) { return !part.empty(); });
+  const bool complete = collected_ && rows_read_ == num_rows_ && (filtered_read_ || num_filtered_ == 0) &&
+                        (tombstones_read_ || !changed_only_ || !any_removed);
   ParallelFor(kShards, [&](size_t s) {
     Table::Shard& shard = *table_->shards_[s];
     std::unique_lock<std::shared_mutex> lock(shard.mutex);

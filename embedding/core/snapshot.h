@@ -46,8 +46,8 @@ class Snapshot {
   // Rows that are held as copies now.
   size_t Copied() const;
 
-  // Frees what is left. Unless all rows and counts were read, all that belongs to the snapshot counts as changed
-  // again, and its removals as unsaved.
+  // Frees what is left. Unless all rows, counts and tombstones were read, all that belongs to the snapshot counts as
+  // changed again, and its removals as unsaved.
   void Close();
 
  private:
@@ -67,7 +67,7 @@ class Snapshot {
   bool open_ = true;
   std::once_flag collected_once_;
   bool collected_ = false;
-  std::atomic<bool> filtered_read_{false};
+  std::atomic<bool> filtered_read_{false}, tombstones_read_{false};
   std::vector<uint64_t> rows_;
   std::vector<HashedCount> filtered_;
 };
