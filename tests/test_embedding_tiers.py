@@ -13,7 +13,6 @@ from deeprec_spark.embedding.optimizers import Adagrad
 from deeprec_spark.embedding.options import (
     CacheStrategy,
     CounterFilter,
-    DynamicDimensionOption,
     EmbeddingVariableOption,
     GlobalStepEvict,
     StorageOption,
@@ -21,30 +20,10 @@ from deeprec_spark.embedding.options import (
 )
 from deeprec_spark.embedding.store import TableSpec
 from deeprec_spark.embedding.variable import EmbeddingVariable
+from tests.embedding_storage import BLOCKS, DIM, ROW, make_storage, make_table
 from tests.libraries import need_library
 
-DIM = 16
-ROW = 2 * 4 * DIM + 24  # value, accumulator, metadata
 N = 20_000
-
-
-def _storage(
-    kind: StorageType, path: Path, sizes: tuple[int, ...] = (), strategy: CacheStrategy = CacheStrategy.LFU
-) -> StorageOption:
-    needs_path = {"PMEM_LIBPMEM", "SSDHASH", "LEVELDB"} & set(kind.tiers)
-    return StorageOption(kind, str(path) if needs_path else None, sizes, strategy)
-
-
-def _table(
-    kind: StorageType,
-    path: Path,
-    sizes: tuple[int, ...] = (),
-    strategy: CacheStrategy = CacheStrategy.LFU,
-    **options: object,
-) -> EmbeddingVariable:
-    option = EmbeddingVariableOption(storage_option=_storage(kind, path, sizes, strategy), **options)  # type: ignore[arg-type]  # by name
-    return EmbeddingVariable("t", DIM, option=option, optimizer=Adagrad(0.1))
-
 
 TIERED = [
     StorageType.DRAM_PMEM,
@@ -59,7 +38,7 @@ def _small(
     kind: StorageType, path: Path, strategy: CacheStrategy = CacheStrategy.LFU, **options: object
 ) -> EmbeddingVariable:
     need_library(kind, path)
-    return _table(kind, path, SMALL[len(kind.tiers)], strategy, **options)
+    return make_table(kind, path, SMALL[len(kind.tiers)], strategy, **options)
 
 
 @pytest.mark.parametrize("strategy", list(CacheStrategy))
@@ -148,7 +127,7 @@ def test_lru_keeps_the_recent_and_lfu_the_frequent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [StorageType.DRAM_PMEM, StorageType.DRAM_SSDHASH])
 def test_a_full_last_tier_is_a_clear_error_and_loses_no_row(kind: StorageType, tmp_path: Path) -> None:
-    table = _table(kind, tmp_path, (64 * 40 * ROW, 4 << 20))
+    table = make_table(kind, tmp_path, (64 * 40 * ROW, 4 << 20))
     made = 0
 
     def fill() -> None:
@@ -174,7 +153,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_no_row(tmp_path: Path) -> None:
     """/dev/full has no directory; a limit on file sizes is the closest that a test may do anywhere."""
     import resource
 
-    table = _table(StorageType.DRAM_SSDHASH, tmp_path, (64 * 40 * ROW,))
+    table = make_table(StorageType.DRAM_SSDHASH, tmp_path, (64 * 40 * ROW,))
     table.lookup(np.arange(64 * 20), train=True)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     import signal
@@ -194,7 +173,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_no_row(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_goes_away_is_an_error_of_the_call_and_not_of_the_process(tmp_path: Path) -> None:
-    table = _table(StorageType.DRAM_PMEM, tmp_path / "gone", (64 * 40 * ROW,))
+    table = make_table(StorageType.DRAM_PMEM, tmp_path / "gone", (64 * 40 * ROW,))
     (tmp_path / "gone").rmdir()
     with pytest.raises(ValueError, match=r"Cannot make a file in storage_path.*gone"):
         table.lookup(np.arange(64 * 200), train=True)
@@ -207,15 +186,14 @@ def test_a_directory_that_goes_away_is_an_error_of_the_call_and_not_of_the_proce
 
 
 def test_one_tier_with_a_limit_is_full_at_its_limit(tmp_path: Path) -> None:
-    table = _table(StorageType.DRAM, tmp_path, (64 * 40 * ROW,))
+    table = make_table(StorageType.DRAM, tmp_path, (64 * 40 * ROW,))
     with pytest.raises(_core.StorageFullError, match=f"storage_size={64 * 40 * ROW}"):
         table.lookup(np.arange(64 * 80), train=True)
     assert table.stats()["tiers"][0]["bytes"] <= 64 * 40 * ROW
     with pytest.raises(ValueError, match=r"room for 64 rows.*storage_size=1000"):
-        _table(StorageType.DRAM, tmp_path, (1000,))
+        make_table(StorageType.DRAM, tmp_path, (1000,))
 
 
-BLOCKS = DynamicDimensionOption(4, (2, 3, 4))
 SMALLEST, LARGEST = 2 * 4 * DIM // 4, 2 * 4 * DIM  # of a row that grows, without metadata
 
 
@@ -234,7 +212,7 @@ def _full(table: EmbeddingVariable, keys: np.ndarray, occurrences: int, limit: i
 
 def test_cells_that_rows_of_one_dimension_left_serve_those_of_another(tmp_path: Path) -> None:
     limit = 64 * 100 * ROW
-    table = _table(StorageType.DRAM, tmp_path, (limit,), dynamic_dimension=BLOCKS)
+    table = make_table(StorageType.DRAM, tmp_path, (limit,), dynamic_dimension=BLOCKS)
     few = _full(table, np.arange(10_000), 4, limit)
     table.erase(np.arange(10_000))
     many = _full(table, np.arange(50_000), 1, limit)
@@ -257,7 +235,9 @@ def test_rows_that_grow_keep_to_the_limits_of_tiers_and_to_their_values(
     kind: StorageType, tmp_path: Path
 ) -> None:
     limit, below = 64 * 30 * ROW, 16 << 20
-    tiered = _table(kind, tmp_path, (limit, below), dynamic_dimension=BLOCKS, evict_option=GlobalStepEvict(6))
+    tiered = make_table(
+        kind, tmp_path, (limit, below), dynamic_dimension=BLOCKS, evict_option=GlobalStepEvict(6)
+    )
     plain = EmbeddingVariable(
         "t",
         DIM,
@@ -283,20 +263,20 @@ def test_rows_that_grow_keep_to_the_limits_of_tiers_and_to_their_values(
 
 def test_a_mapped_tier_gives_chunks_of_one_dimension_to_another(tmp_path: Path) -> None:
     limit, below = 64 * 20 * ROW, 8 << 20
-    table = _table(StorageType.DRAM_PMEM, tmp_path, (limit, below), dynamic_dimension=BLOCKS)
+    table = make_table(StorageType.DRAM_PMEM, tmp_path, (limit, below), dynamic_dimension=BLOCKS)
     small = _full(table, np.arange(400_000), 1, limit)
     kept = np.arange(0, small, 16)
     table.erase(np.setdiff1d(np.arange(400_000), kept))
     values = table.lookup(kept)
     large = _full(table, np.arange(1_000_000, 1_400_000), 4, limit) - len(kept)
-    fresh = _table(StorageType.DRAM_PMEM, tmp_path, (limit, below), dynamic_dimension=BLOCKS)
+    fresh = make_table(StorageType.DRAM_PMEM, tmp_path, (limit, below), dynamic_dimension=BLOCKS)
     assert large > 0.75 * _full(fresh, np.arange(1_000_000, 1_400_000), 4, limit)
     np.testing.assert_array_equal(table.lookup(kept), values)
     assert table.stats()["tiers"][1]["bytes"] <= below
 
 
 def test_a_log_gives_dead_space_back(tmp_path: Path) -> None:
-    table = _table(StorageType.DRAM_SSDHASH, tmp_path, (64 * 20 * ROW, 12 << 20))
+    table = make_table(StorageType.DRAM_SSDHASH, tmp_path, (64 * 20 * ROW, 12 << 20))
     keys = np.arange(40_000)
     table.lookup(keys, train=True)
     full = table.stats()["tiers"][1]["bytes"]
@@ -310,13 +290,13 @@ def test_a_log_gives_dead_space_back(tmp_path: Path) -> None:
 
 
 def test_no_file_is_left_behind(tmp_path: Path) -> None:
-    table = _table(StorageType.DRAM_PMEM_SSDHASH, tmp_path, SMALL[3])
+    table = make_table(StorageType.DRAM_PMEM_SSDHASH, tmp_path, SMALL[3])
     table.lookup(np.arange(N), train=True)
     assert list(tmp_path.iterdir()) == []  # unnamed files: a killed process leaves none either
 
 
 def test_filters_work_in_tiers_and_a_checkpoint_moves_between_storages(tmp_path: Path) -> None:
-    storage = _storage(StorageType.DRAM_SSDHASH, tmp_path / "ssd", (64 * 20 * ROW,))
+    storage = make_storage(StorageType.DRAM_SSDHASH, tmp_path / "ssd", (64 * 20 * ROW,))
     option = EmbeddingVariableOption(CounterFilter(2), storage_option=storage)
     store = LocalStore()
     store.create_tables([TableSpec("t", DIM, option, Adagrad(0.1))])
@@ -350,4 +330,4 @@ def test_options_are_checked(make: object, message: str) -> None:
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises((ValueError, OSError), match="file"):
-        _table(StorageType.DRAM_PMEM, tmp_path / "file").lookup([1], train=True)
+        make_table(StorageType.DRAM_PMEM, tmp_path / "file").lookup([1], train=True)

@@ -112,6 +112,18 @@ class Index {
     }
   }
 
+  // Visits what is live in some lines that follow each other.
+  template <class Visitor>
+  void VisitSome(uint64_t where, size_t lines, Visitor&& visit) {
+    size_t at = HomeLine(where, count_);
+    for (size_t i = 0; i < lines && i < count_; ++i) {
+      for (Entry& entry : lines_[at].entries) {
+        if (entry.live()) visit(&entry);
+      }
+      if (++at == count_) at = 0;
+    }
+  }
+
   size_t size() const { return live_; }
   size_t bytes() const { return block_.size(); }
 

@@ -175,6 +175,7 @@ void Table::FreeRow(Shard& shard, const Entry& entry) {
 }
 
 void Table::RemoveEntry(Shard& shard, Entry* entry) {
+  shard.no_room = 0;
   if (entry->pending()) Preserve(shard, *entry);
   if (tracks_.load(std::memory_order_relaxed)) AddTombstone(shard, entry->hash);
   if (entry->has_row()) {
@@ -205,25 +206,27 @@ size_t Table::WantedClass(const Entry& entry, const int64_t* meta) const {
 }
 
 void Table::Grow(Shard& shard, Entry* entry) {
-  const Row row = Resident(shard, entry);
-  const size_t wanted = WantedClass(*entry, row.meta);
+  const int64_t* meta = rank_word_ < 0 ? nullptr : Peek(shard, *entry, &ThreadScratch().view).meta;
+  const size_t wanted = WantedClass(*entry, meta);
   if (wanted > Unpack(entry->state).row_class) GrowTo(shard, entry, wanted);
 }
 
+void Table::MoveToClass(Shard& shard, Entry* entry, size_t row_class) {
+  const uint32_t place = AllocateTop(shard, row_class);
+  FreeRow(shard, *entry);
+  entry->state = Pack(0, row_class, place);
+}
+
 void Table::GrowTo(Shard& shard, Entry* entry, size_t wanted) {
-  const Row old = Resident(shard, entry);
+  const RowLayout& before = classes_[Unpack(entry->state).row_class];
   const uint64_t hash = entry->hash;
   // Making room may move this very row down; its content is copied first.
   std::vector<int64_t>& copy = ThreadScratch().row;
-  copy.resize((old.layout->cell_bytes + 7) / 8 + old.layout->meta_words);
-  std::memcpy(copy.data() + old.layout->meta_words, old.cell, old.layout->cell_bytes);
-  std::copy(old.meta, old.meta + old.layout->meta_words, copy.begin());
-  const RowLayout& before = *old.layout;
-  const uint32_t place = AllocateTop(shard, wanted);
-  FreeRow(shard, *entry);
-  entry->state = Pack(0, wanted, place);
+  CopyRecord(Peek(shard, *entry, &ThreadScratch().view), before, &copy);
+  MoveToClass(shard, entry, wanted);
   const Row row = TopRow(shard, *entry);
   std::copy(copy.begin(), copy.begin() + static_cast<std::ptrdiff_t>(before.meta_words), row.meta);
+  Touch(shard, row.meta);
   const char* cell = reinterpret_cast<const char*>(copy.data() + before.meta_words);
   const size_t width = config_.value_type == ValueType::kFloat32 ? sizeof(float) : sizeof(uint16_t);
   FillStart(hash, row, before.dim);

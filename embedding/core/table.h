@@ -165,6 +165,7 @@ class Table {
     bool tombstones_lost = false;  // there were too many to keep: the next snapshot must be full
     int64_t filtered = 0, admitted = 0, evicted = 0, dropped = 0, promoted = 0, demoted = 0;
     int64_t clock = 0;            // of accesses, for LRU
+    uint32_t no_room = 0;         // for that many moves up, no room is looked for: there was none
     uint32_t cold_frequency = 0;  // LFU: rows that frequent were moved down last
     std::atomic<int64_t> lookups{0}, hits{0};
 
@@ -177,7 +178,7 @@ class Table {
   struct Address {
     uint32_t tier, row_class, place;
   };
-  static constexpr uint32_t kMaxPlace = (1u << 26) - 8;
+  static constexpr uint32_t kMaxPlace = (1u << 26) - 8, kNoPlace = ~0u;
   static uint32_t Pack(uint32_t tier, size_t row_class, uint32_t place) {
     return kFirstRow + (tier << 30 | static_cast<uint32_t>(row_class) << 26 | place);
   }
@@ -221,8 +222,15 @@ class Table {
   void FillColumns(const RowView& view, size_t row_class, uint32_t frequency, size_t to,
                    const RowColumns& columns) const;
   Row TopRow(const Shard& shard, const Entry& entry) const;
-  // The row in the first tier, moved there if need be.
-  Row Resident(Shard& shard, Entry* entry);
+  // Moves the row to the first tier if need be; false if there is no room for it.
+  bool Promote(Shard& shard, Entry* entry);
+  // The place in the first tier of a colder row of the class, which goes where this row is; kNoPlace if there is none.
+  uint32_t Exchange(Shard& shard, const Entry& entry);
+  // Works on the row in the first tier, or where it is if there is no room. Throws StorageFull, the row as it was.
+  template <class Work>
+  void Edit(Shard& shard, Entry* entry, Work&& work);
+  template <class Work>
+  void EditInPlace(Shard& shard, const Entry& entry, Work&& work);
   // The row for reading: moved up if it deserves a place above, otherwise where it is.
   RowView ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch);
   RowView Peek(const Shard& shard, const Entry& entry, std::vector<int64_t>* scratch) const;
@@ -240,12 +248,19 @@ class Table {
 
   // Makes sure that one more row of the class keeps the first tier within its limit.
   void MakeRoom(Shard& shard, size_t row_class);
-  void Demote(Shard& shard, uint32_t tier, size_t bytes);
+  // Moves rows of that many bytes one tier down, or fewer if there is no more room below; returns the bytes. Throws
+  // StorageFull if none could go.
+  size_t Demote(Shard& shard, uint32_t tier, size_t bytes);
+  uint32_t PutBelow(Shard& shard, uint32_t tier, const Entry& entry);
+  // Keeps an error that no caller can be told for the statistics.
+  void Note(const std::exception& error);
   // Moves the rows of the other classes together, so that the memory of their free cells serves this one.
   void Squeeze(Shard& shard, size_t row_class);
   bool OverHighWater(const Shard& shard) const;
   // Keeps the index right while a lower tier compacts.
   static TierStore::Moved Relocator(Shard& shard, uint32_t tier);
+  // Gives a row a new cell of a class in the first tier, not filled, for its old one.
+  void MoveToClass(Shard& shard, Entry* entry, size_t row_class);
 
   template <bool kTrain>
   void LookupSimple(Shard& shard, const Item* items, size_t n, int64_t call, float* out);

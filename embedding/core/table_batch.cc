@@ -227,8 +227,12 @@ bool Table::Apply(int shard_index, const Item* items, size_t n, const float* gra
       for (size_t k = 0; k < dim; ++k) scratch.gradient[k] = static_cast<float>(scratch.sum[k]);
       gradient = scratch.gradient.data();
     }
-    const Row row = !tiered_ ? TopRow(shard, *entry) : Resident(shard, entry);
-    Update(row, item.hash, gradient, args, step, now, scratch.update.data());
+    if (!tiered_) {
+      Update(TopRow(shard, *entry), item.hash, gradient, args, step, now, scratch.update.data());
+    } else {
+      Edit(shard, entry,
+           [&](const Row& row) { Update(row, item.hash, gradient, args, step, now, scratch.update.data()); });
+    }
   }
   if (tiered_ && OverHighWater(shard)) RequestMaintenance(this);
   return true;

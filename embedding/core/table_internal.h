@@ -1,6 +1,7 @@
 // What the parts of the table's implementation share.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -77,12 +78,41 @@ inline uint64_t PackRank(float frequency, uint32_t taken_in) {
   return static_cast<uint64_t>(bits) << 32 | taken_in;
 }
 
+// Metadata words, then the cell.
+inline void CopyRecord(const RowView& view, const RowLayout& layout, std::vector<int64_t>* copy) {
+  copy->resize(layout.meta_words + (layout.cell_bytes + 7) / 8);
+  std::copy(view.meta, view.meta + layout.meta_words, copy->begin());
+  std::memcpy(copy->data() + layout.meta_words, view.cell, layout.cell_bytes);
+}
+
 inline void Table::Changing(Shard& shard, Entry* entry) {
   if ((entry->word & (kChanged | kPending)) != kChanged) MarkChanged(shard, entry);
 }
 
 inline void Table::BloomChanging(Shard& shard, int bucket) {
   if ((shard.snapshot.bloom_pending >> (bucket / kShards) & 1) != 0) PreserveBloom(shard, bucket);
+}
+
+template <class Work>
+void Table::Edit(Shard& shard, Entry* entry, Work&& work) {
+  if (tiered_ && !Promote(shard, entry)) {
+    EditInPlace(shard, *entry, work);
+  } else {
+    const Row row = TopRow(shard, *entry);
+    Touch(shard, row.meta);
+    work(row);
+  }
+}
+
+template <class Work>
+void Table::EditInPlace(Shard& shard, const Entry& entry, Work&& work) {
+  const Address at = Unpack(entry.state);
+  if (at.tier == 0) {
+    work(TopRow(shard, entry));
+    return;
+  }
+  shard.lower[at.tier - 1]->Change(entry.hash, at.row_class, at.place,
+                                   [&](char* cell, int64_t* meta) { work(Row{cell, meta, &classes_[at.row_class]}); });
 }
 
 template <class Work>

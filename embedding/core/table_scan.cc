@@ -29,7 +29,7 @@ void Table::Upsert(const KeySpan& keys, const float* values) {
         GrowTo(shard, entry, full);
       }
       entry->set_frequency(std::max(entry->frequency(), config_.admission.threshold));
-      WriteValue(Resident(shard, entry), values + items[i].position * config_.dim);
+      Edit(shard, entry, [&](const Row& row) { WriteValue(row, values + items[i].position * config_.dim); });
     }
   });
 }
@@ -59,7 +59,13 @@ std::vector<int64_t> Table::Evict(int64_t step, int64_t now) {
     std::vector<Entry*> stamp;
     shard.index.ForEach([&](Entry* entry) {
       if (!entry->has_row()) return;
-      const RowView view = Peek(shard, *entry, &scratch);
+      RowView view;
+      try {
+        view = Peek(shard, *entry, &scratch);
+      } catch (const std::runtime_error& error) {
+        Note(error);  // a disk that fails: the row stays
+        return;
+      }
       bool gone = false;
       const int64_t version = view.meta[0];
       const int64_t time = time_word_ < 0 ? 0 : view.meta[time_word_];
@@ -76,12 +82,17 @@ std::vector<int64_t> Table::Evict(int64_t step, int64_t now) {
         stamp.push_back(entry);
       }
     });
-    // A row that was never updated starts to age now. Moving it up may move others down, so not while scanning.
+    // A row that was never updated starts to age now, where it is; one that a failing disk does not take, next time.
     for (Entry* entry : stamp) {
-      Changing(shard, entry);
-      const Row row = Resident(shard, entry);
-      if (rules.steps_to_live >= 0 && row.meta[0] == kNeverUpdated) row.meta[0] = step;
-      if (rules.seconds_to_live >= 0 && row.meta[time_word_] == 0) row.meta[time_word_] = now;
+      try {
+        Changing(shard, entry);
+        EditInPlace(shard, *entry, [&](const Row& row) {
+          if (rules.steps_to_live >= 0 && row.meta[0] == kNeverUpdated) row.meta[0] = step;
+          if (rules.seconds_to_live >= 0 && row.meta[time_word_] == 0) row.meta[time_word_] = now;
+        });
+      } catch (const std::runtime_error& error) {
+        Note(error);
+      }
     }
     shard.evicted += static_cast<int64_t>(evicted[s].size());
   });
@@ -97,6 +108,7 @@ void Table::Clear() {
       if (entry->pending()) Preserve(*shard, *entry);
     });
     shard->tombstones_lost = tracks_.load();
+    shard->no_room = 0;
     shard->index.Clear();
     for (RowSlabs& slab : shard->slabs) slab.Clear();
     for (auto& tier : shard->lower) tier->Clear();
@@ -134,18 +146,20 @@ void Table::RefreshRanks() {
   std::vector<float> frequencies;
   for (auto& shard : shards_) {
     std::unique_lock<std::shared_mutex> lock(shard->mutex);
-    std::vector<Entry*> entries;
-    shard->index.ForEach([&](Entry* entry) {
-      if (entry->has_row()) entries.push_back(entry);
+    shard->index.ForEach([&](const Entry* entry) {
+      if (!entry->has_row()) return;
+      try {
+        EditInPlace(*shard, *entry, [&](const Row& row) {
+          auto packed = static_cast<uint64_t>(row.meta[rank_word_]);
+          const uint32_t fresh = entry->frequency() - static_cast<uint32_t>(packed);
+          const auto taken = static_cast<float>(decay * RankFrequency(packed) + (1 - decay) * fresh);
+          row.meta[rank_word_] = static_cast<int64_t>(PackRank(taken, entry->frequency()));
+          if (taken > 1e-6f) frequencies.push_back(taken);
+        });
+      } catch (const std::runtime_error& error) {
+        Note(error);  // a disk that fails: the row takes its occurrences in next time
+      }
     });
-    for (Entry* entry : entries) {
-      const Row row = Resident(*shard, entry);
-      auto packed = static_cast<uint64_t>(row.meta[rank_word_]);
-      const uint32_t fresh = entry->frequency() - static_cast<uint32_t>(packed);
-      const auto taken = static_cast<float>(decay * RankFrequency(packed) + (1 - decay) * fresh);
-      row.meta[rank_word_] = static_cast<int64_t>(PackRank(taken, entry->frequency()));
-      if (taken > 1e-6f) frequencies.push_back(taken);
-    }
   }
   std::sort(frequencies.begin(), frequencies.end(), std::greater<float>());
   const double base = config_.block.rank_base;
@@ -230,22 +244,23 @@ void Table::Import(const KeySpan& keys, const RowColumns& columns) {
           columns.blocks == nullptr ? last : std::min<size_t>(last, static_cast<size_t>(columns.blocks[from] - 1));
       Entry* entry = shard.index.Find(item.hash);
       if (entry != nullptr) Changing(shard, entry);
-      if (entry != nullptr && entry->has_row() && Unpack(entry->state).row_class != row_class) {
-        RemoveEntry(shard, entry);
-        entry = nullptr;
+      if (entry == nullptr || !entry->has_row()) {
+        entry = MakeRow(shard, entry, item.hash, row_class, /*fill=*/false);
+      } else if (Unpack(entry->state).row_class != row_class) {
+        MoveToClass(shard, entry, row_class);
       }
-      if (entry == nullptr || !entry->has_row()) entry = MakeRow(shard, entry, item.hash, row_class, /*fill=*/false);
       const int64_t frequency = std::clamp<int64_t>(columns.frequency[from], 0, kMaxFrequency);
       // A row that was admitted once stays admitted, also under a higher threshold.
       entry->set_frequency(std::max(static_cast<uint32_t>(frequency), config_.admission.threshold));
-      const Row row = Resident(shard, entry);
-      row.meta[0] = columns.version[from];
-      if (time_word_ >= 0) row.meta[time_word_] = columns.time == nullptr ? 0 : columns.time[from];
-      if (rank_word_ >= 0) row.meta[rank_word_] = 0;  // as in a new row
-      WriteValue(row, columns.value + from * dim);
-      for (size_t s = 0; s < slot_count_; ++s) {
-        CopyRow(row.slot(s), columns.slots[s] + from * slot_width(s), row.layout->slot_widths[s]);
-      }
+      Edit(shard, entry, [&](const Row& row) {
+        row.meta[0] = columns.version[from];
+        if (time_word_ >= 0) row.meta[time_word_] = columns.time == nullptr ? 0 : columns.time[from];
+        if (rank_word_ >= 0) row.meta[rank_word_] = 0;  // as in a new row
+        WriteValue(row, columns.value + from * dim);
+        for (size_t s = 0; s < slot_count_; ++s) {
+          CopyRow(row.slot(s), columns.slots[s] + from * slot_width(s), row.layout->slot_widths[s]);
+        }
+      });
     }
   });
 }

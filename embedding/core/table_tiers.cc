@@ -38,71 +38,89 @@ void Table::PrefetchRow(const Shard& shard, const Entry& entry, size_t bytes) co
 template void Table::PrefetchRow<0>(const Shard&, const Entry&, size_t) const;
 template void Table::PrefetchRow<1>(const Shard&, const Entry&, size_t) const;
 
-Table::Row Table::Resident(Shard& shard, Entry* entry) {
+// Allocates first and commits after: where there is no room, everything is as it was.
+bool Table::Promote(Shard& shard, Entry* entry) {
   Address at = Unpack(entry->state);
-  if (at.tier == 0) {
-    const Row row = TopRow(shard, *entry);
-    Touch(shard, row.meta);
-    return row;
-  }
+  if (at.tier == 0) return true;
   const RowLayout& layout = classes_[at.row_class];
   Scratch& scratch = ThreadScratch();
-  const RowView view = Peek(shard, *entry, &scratch.view);
-  scratch.row.resize((layout.cell_bytes + 7) / 8 + layout.meta_words);
-  std::copy(view.meta, view.meta + layout.meta_words, scratch.row.begin());
-  std::memcpy(scratch.row.data() + layout.meta_words, view.cell, layout.cell_bytes);
-  const char* cell = reinterpret_cast<const char*>(scratch.row.data() + layout.meta_words);
-  uint32_t place;
-  try {
-    place = AllocateTop(shard, at.row_class);
-    at = Unpack(entry->state);  // making room may have moved this row one tier further down
-    shard.lower[at.tier - 1]->Erase(entry->hash, at.row_class, at.place);
-  } catch (const StorageFull&) {
-    at = Unpack(entry->state);
-    TierStore& below = *shard.lower[at.tier - 1];
-    if (!below.reuses_places()) throw;
-    // Everything is full: the row gives up its place to one that comes down, or takes it back.
-    below.Erase(entry->hash, at.row_class, at.place);
-    entry->state = kFiltered;
+  CopyRecord(Peek(shard, *entry, &scratch.view), layout, &scratch.row);
+  uint32_t place = kNoPlace;
+  if (shard.no_room == 0) {
     try {
       place = AllocateTop(shard, at.row_class);
-    } catch (...) {
-      entry->state = Pack(at.tier, at.row_class, below.Put(entry->hash, at.row_class, cell, scratch.row.data()));
-      throw;
+    } catch (const StorageFull&) {
+      shard.no_room = 256;  // looking for room walks the shard: not for every row
     }
+  } else {
+    --shard.no_room;
+  }
+  if (place != kNoPlace) {
+    at = Unpack(entry->state);  // making room may have moved this row one tier further down
+    shard.lower[at.tier - 1]->Erase(entry->hash, at.row_class, at.place);
+  } else {
+    place = Exchange(shard, *entry);
+    if (place == kNoPlace) return false;
   }
   entry->state = Pack(0, at.row_class, place);
   const Row row = TopRow(shard, *entry);
   std::copy(scratch.row.begin(), scratch.row.begin() + static_cast<std::ptrdiff_t>(layout.meta_words), row.meta);
-  std::memcpy(row.cell, cell, layout.cell_bytes);
+  std::memcpy(row.cell, scratch.row.data() + layout.meta_words, layout.cell_bytes);
   ++shard.promoted;
-  Touch(shard, row.meta);
-  return row;
+  return true;
+}
+
+uint32_t Table::Exchange(Shard& shard, const Entry& entry) {
+  const Address at = Unpack(entry.state);
+  Entry* coldest = nullptr;
+  uint64_t least = 0, access = 0;
+  shard.index.VisitSome(Mix64(static_cast<uint64_t>(++shard.clock)), 64, [&](Entry* other) {
+    if (!other->has_row()) return;
+    const Address there = Unpack(other->state);
+    if (there.tier != 0 || there.row_class != at.row_class) return;
+    if (!config_.lru && other->frequency() > entry.frequency()) return;
+    const auto minor = static_cast<uint64_t>(TopRow(shard, *other).meta[access_word_]);
+    const uint64_t major = config_.lru ? 0 : other->frequency();
+    if (coldest != nullptr && (major != least ? major > least : minor >= access)) return;
+    coldest = other;
+    least = major;
+    access = minor;
+  });
+  if (coldest == nullptr) return kNoPlace;
+  const Row row = TopRow(shard, *coldest);
+  uint32_t below;
+  try {
+    below = shard.lower[at.tier - 1]->Replace(entry.hash, at.row_class, at.place, coldest->hash, row.cell, row.meta);
+  } catch (const StorageFull&) {
+    return kNoPlace;
+  }
+  const uint32_t place = Unpack(coldest->state).place;
+  coldest->state = Pack(at.tier, at.row_class, below);
+  ++shard.demoted;
+  return place;
 }
 
 RowView Table::ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch) {
   const Address at = Unpack(entry->state);
+  if (at.tier == 0) {
+    const Row row = TopRow(shard, *entry);
+    // LFU: accesses only break ties of frequencies; updates and moves note them.
+    if (config_.lru) Touch(shard, row.meta);
+    return {row.cell, row.meta};
+  }
   // A row that is less frequent than those that were moved down last would be the next to go: it is read below. Of
   // equally frequent ones the more recent deserves the place; every 16th hit claims it, which follows a change of load
   // without moving rows all the time.
   const bool deserves =
-      at.tier == 0 || config_.lru || entry->frequency() > shard.cold_frequency ||
+      config_.lru || entry->frequency() > shard.cold_frequency ||
       (entry->frequency() == shard.cold_frequency && ++shard.clock % 16 == 0) ||
       shard.FirstTierBytes() + shard.slabs[at.row_class].RowBytes() <= shard_limit_ - shard_limit_ / 8;
-  if (at.tier == 0 && !config_.lru) {
-    // Accesses only break ties of frequencies; updates and moves note them.
+  if (deserves && Promote(shard, entry)) {
     const Row row = TopRow(shard, *entry);
+    Touch(shard, row.meta);
     return {row.cell, row.meta};
   }
-  if (deserves) {
-    try {
-      const Row row = Resident(shard, entry);
-      return {row.cell, row.meta};
-    } catch (const StorageFull&) {
-      // Reading needs no room: the row is read where it is.
-    }
-  }
-  return Peek(shard, *entry, scratch);
+  return Peek(shard, *entry, scratch);  // reading needs no room
 }
 
 bool Table::OverHighWater(const Shard& shard) const {
@@ -157,7 +175,7 @@ void Table::Squeeze(Shard& shard, size_t row_class) {
   }
 }
 
-void Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {
+size_t Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {
   struct Victim {
     uint64_t major, minor;
     Entry* entry;
@@ -178,35 +196,39 @@ void Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {
     std::nth_element(victims.begin(), victims.begin() + static_cast<std::ptrdiff_t>(wanted), victims.end());
   }
   std::sort(victims.begin(), victims.begin() + static_cast<std::ptrdiff_t>(wanted));
-  TierStore& target = *shard.lower[tier];
   size_t freed = 0;
   for (size_t i = 0; i < wanted && freed < bytes; ++i) {
     Entry* entry = victims[i].entry;
-    const Address at = Unpack(entry->state);
-    const RowView view = Peek(shard, *entry, &scratch);
+    const size_t row_class = Unpack(entry->state).row_class;
     uint32_t place;
     try {
-      place = target.Put(entry->hash, at.row_class, view.cell, view.meta);
+      place = PutBelow(shard, tier, *entry);
     } catch (const StorageFull&) {
-      if (target.Compact(Relocator(shard, tier + 1), /*force=*/true)) {
-        --i;  // the same row again, in the space that compaction gave back
-        continue;
-      }
-      if (tier + 1 < shard.lower.size()) {
-        Demote(shard, tier + 1, std::max<size_t>(bytes - freed, 64 * 1024));
-        const RowView again = Peek(shard, *entry, &scratch);
-        place = target.Put(entry->hash, at.row_class, again.cell, again.meta);
-      } else if (freed > 0) {
-        break;  // some room was made; the caller sees whether it is enough
-      } else {
-        throw;
-      }
+      if (freed > 0) break;  // some room was made; the caller sees whether it is enough
+      throw;
     }
     FreeRow(shard, *entry);
-    entry->state = Pack(tier + 1, at.row_class, place);
-    freed += shard.slabs[at.row_class].RowBytes();
+    entry->state = Pack(tier + 1, row_class, place);
+    freed += shard.slabs[row_class].RowBytes();
     ++shard.demoted;
     if (tier == 0) shard.cold_frequency = std::max(shard.cold_frequency, entry->frequency());
+  }
+  return freed;
+}
+
+// Copies a row to the tier below its own, which makes room for it as long as it can.
+uint32_t Table::PutBelow(Shard& shard, uint32_t tier, const Entry& entry) {
+  TierStore& target = *shard.lower[tier];
+  std::vector<int64_t> scratch;
+  for (;;) {
+    const RowView view = Peek(shard, entry, &scratch);
+    try {
+      return target.Put(entry.hash, Unpack(entry.state).row_class, view.cell, view.meta);
+    } catch (const StorageFull&) {
+      if (target.Compact(Relocator(shard, tier + 1), /*force=*/true)) continue;
+      if (tier + 1 == shard.lower.size() || target.rows() == 0) throw;
+    }
+    Demote(shard, tier + 1, 64 * 1024);
   }
 }
 
@@ -238,6 +260,11 @@ bool Table::Maintain() {
   }
   if (error) std::rethrow_exception(error);
   return worked;
+}
+
+void Table::Note(const std::exception& error) {
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  background_error_ = error.what();
 }
 
 void Table::MaintainInBackground() {

@@ -41,14 +41,20 @@ class TierStore {
   // `scratch` may be used to hold the row.
   virtual RowView View(uint64_t hash, size_t row_class, uint32_t handle, std::vector<int64_t>* scratch) const = 0;
   virtual void Prefetch(size_t row_class, uint32_t handle, size_t bytes) const = 0;
+  // Frees the place of a row; never throws.
   virtual void Erase(uint64_t hash, size_t row_class, uint32_t handle) = 0;
+  // Lets `change` write to a row where it lies. Needs no room in the tier; throws StorageFull, the row as it was, where
+  // a disk takes nothing.
+  using Writer = std::function<void(char*, int64_t*)>;
+  virtual void Change(uint64_t hash, size_t row_class, uint32_t handle, const Writer& change) = 0;
+  // Puts another row of the class in the place of one, and returns its handle. As Change.
+  virtual uint32_t Replace(uint64_t hash, size_t row_class, uint32_t handle, uint64_t other, const char* cell,
+                           const int64_t* meta) = 0;
   virtual void Clear() = 0;
   // Moves rows together where much is dead (or, with `force`, anything); calls moved(hash, class, old handle, new
   // handle) for each. Returns whether anything was moved.
   using Moved = std::function<void(uint64_t, size_t, uint32_t, uint32_t)>;
   virtual bool Compact(const Moved& moved, bool force) = 0;
-  // Whether the place of an erased row is free for the next Put.
-  virtual bool reuses_places() const { return true; }
   virtual size_t rows() const = 0;
   virtual size_t bytes() const = 0;
 };

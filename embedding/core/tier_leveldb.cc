@@ -161,10 +161,11 @@ class LevelDbTier : public TierStore {
     if (!budget_.Reserve(bytes)) ThrowFull(config_);
     std::string record(bytes, 0);
     WriteRecord(record.data(), layout, cell, meta);
-    const std::string error = database_->Put(hash, record);
-    if (!error.empty()) {
+    try {
+      Store(hash, record);
+    } catch (...) {
       budget_.Release(bytes);
-      throw StorageFull("LevelDB: " + error);
+      throw;
     }
     ++rows_;
     return 0;
@@ -182,11 +183,29 @@ class LevelDbTier : public TierStore {
 
   void Prefetch(size_t, uint32_t, size_t) const override {}
 
+  // A record that a failing disk keeps is unreachable, and overwritten when its key comes back.
   void Erase(uint64_t hash, size_t row_class, uint32_t) override {
-    const std::string error = database_->Erase(hash);
-    if (!error.empty()) throw std::runtime_error("LevelDB: " + error);
+    database_->Erase(hash);
     budget_.Release(RecordBytes((*classes_)[row_class]));
     --rows_;
+  }
+
+  void Change(uint64_t hash, size_t row_class, uint32_t handle, const Writer& change) override {
+    const RowLayout& layout = (*classes_)[row_class];
+    std::vector<int64_t> scratch;
+    View(hash, row_class, handle, &scratch);
+    change(reinterpret_cast<char*>(scratch.data() + layout.meta_words), scratch.data());
+    Store(hash, std::string(reinterpret_cast<const char*>(scratch.data()), RecordBytes(layout)));
+  }
+
+  uint32_t Replace(uint64_t hash, size_t row_class, uint32_t, uint64_t other, const char* cell,
+                   const int64_t* meta) override {
+    const RowLayout& layout = (*classes_)[row_class];
+    std::string record(RecordBytes(layout), 0);
+    WriteRecord(record.data(), layout, cell, meta);
+    Store(other, record);
+    database_->Erase(hash);
+    return 0;
   }
 
   // What is left in the database is unreachable, and overwritten when its keys come back.
@@ -200,6 +219,11 @@ class LevelDbTier : public TierStore {
   size_t bytes() const override { return budget_.used(); }
 
  private:
+  void Store(uint64_t hash, const std::string& record) {
+    const std::string error = database_->Put(hash, record);
+    if (!error.empty()) throw StorageFull("LevelDB: " + error);
+  }
+
   const TierConfig& config_;
   Budget budget_;
   const std::vector<RowLayout>* classes_;

@@ -1,6 +1,6 @@
-// A log-structured tier for SSDs: rows are appended to segments, never changed in place; the index in memory (the
-// table's) knows each row's place. A segment that is mostly dead is compacted in the background: its live rows are
-// appended again, and its space goes back to the disk.
+// A log-structured tier for SSDs: rows are appended to segments; only where there is no room for that, they are changed
+// in place. The index in memory (the table's) knows each row's place. A segment that is mostly dead is compacted in the
+// background: its live rows are appended again, and its space goes back to the disk.
 //
 // Segments are mapped files whose space was reserved beforehand, so appending cannot meet a full disk half-way; the
 // kernel writes them out in order, and pages that are not read leave memory on demand.
@@ -51,6 +51,23 @@ class LogTier : public TierStore {
     if (segment.live == 0 && index != log.active) Drop(log, index);
   }
 
+  void Change(uint64_t, size_t row_class, uint32_t handle, const Writer& change) override {
+    const Log& log = logs_[row_class];
+    const ZeroedBlock& block = log.segments[handle / log.layout.rows].block;
+    const uint32_t at = handle % log.layout.rows;
+    change(log.layout.Cell(block, at), log.layout.Meta(block, at));
+  }
+
+  uint32_t Replace(uint64_t, size_t row_class, uint32_t handle, uint64_t other, const char* cell,
+                   const int64_t* meta) override {
+    const Log& log = logs_[row_class];
+    const ZeroedBlock& block = log.segments[handle / log.layout.rows].block;
+    const uint32_t at = handle % log.layout.rows;
+    log.layout.Write(block, at, cell, meta);
+    std::memcpy(log.layout.Meta(block, at) + log.layout.row->meta_words, &other, sizeof(other));
+    return handle;
+  }
+
   void Clear() override {
     for (Log& log : logs_) {
       for (size_t i = 0; i < log.segments.size(); ++i) {
@@ -79,7 +96,6 @@ class LogTier : public TierStore {
     return worked;
   }
 
-  bool reuses_places() const override { return false; }
   size_t rows() const override { return rows_; }
   size_t bytes() const override { return budget_.used(); }
 

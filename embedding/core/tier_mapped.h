@@ -114,6 +114,19 @@ class MappedTier : public TierStore {
     --rows_;
   }
 
+  void Change(uint64_t, size_t row_class, uint32_t handle, const Writer& change) override {
+    const Pool& pool = pools_[row_class];
+    const ZeroedBlock& chunk = pool.chunks[handle / pool.layout.rows].block;
+    const uint32_t at = handle % pool.layout.rows;
+    change(pool.layout.Cell(chunk, at), pool.layout.Meta(chunk, at));
+  }
+
+  uint32_t Replace(uint64_t, size_t row_class, uint32_t handle, uint64_t other, const char* cell,
+                   const int64_t* meta) override {
+    Overwrite(pools_[row_class], handle, other, cell, meta);
+    return handle;
+  }
+
   void Clear() override {
     budget_.Release(budget_.used());
     for (Pool& pool : pools_) {
@@ -172,15 +185,20 @@ class MappedTier : public TierStore {
   uint32_t Write(Pool& pool, uint64_t hash, const char* cell, const int64_t* meta) {
     const uint32_t handle = pool.free.back();
     pool.free.pop_back();
+    Overwrite(pool, handle, hash, cell, meta);
     Chunk& chunk = pool.chunks[handle / pool.layout.rows];
-    const uint32_t at = handle % pool.layout.rows;
-    pool.layout.Write(chunk.block, at, cell, meta);
-    if (pools_.size() > 1) {
-      std::memcpy(pool.layout.Meta(chunk.block, at) + pool.layout.row->meta_words, &hash, sizeof(hash));
-    }
-    chunk.used[at] = true;
+    chunk.used[handle % pool.layout.rows] = true;
     ++chunk.live;
     return handle;
+  }
+
+  void Overwrite(const Pool& pool, uint32_t handle, uint64_t hash, const char* cell, const int64_t* meta) {
+    const ZeroedBlock& block = pool.chunks[handle / pool.layout.rows].block;
+    const uint32_t at = handle % pool.layout.rows;
+    pool.layout.Write(block, at, cell, meta);
+    if (pools_.size() > 1) {
+      std::memcpy(pool.layout.Meta(block, at) + pool.layout.row->meta_words, &hash, sizeof(hash));
+    }
   }
 
   void AddChunk(Pool& pool) {
