@@ -393,7 +393,8 @@ class FitLoop:
 
     def _within(self, cut: Cut, running: _RunningEpoch) -> EpochPosition:
         before, workers = running.before, worker_arrays(cut)
-        samples = before.samples + sum(int(state.data["samples"]) for state in cut.workers.values())
+        # A worker that was just started again has nothing to tell yet.
+        samples = before.samples + sum(int(state.data.get("samples", 0)) for state in cut.workers.values())
         parts: list[Sequence[Any]] = []
         if self._cluster_options.mode == "async" and self._cluster_options.num_workers > 1:
             # Who takes which rows is open, so metrics go on as one sum.

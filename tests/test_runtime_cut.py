@@ -175,6 +175,19 @@ def test_a_cut_of_a_synchronous_job_is_after_the_same_step_everywhere(start_job,
     np.testing.assert_allclose(sums(800, tmp_path / "end")[0], 0.5, atol=1e-6)
 
 
+def test_a_cut_that_cannot_be_described_leaves_nothing_fixed(start_job, tmp_path):
+    job = start_job(1, 1)
+    items = items_of(400, 40)
+    running = job.run("train", {"pause": 0.005}, items)
+    with pytest.raises(ZeroDivisionError):
+        job.cutter.take(describe=lambda cut: {"never": 1 // 0})
+    cut = job.cutter.take()
+    job.cutter.write(cut, str(tmp_path / "cut"))
+    found, _, _ = counts(400, tmp_path / "cut")
+    np.testing.assert_array_equal(found, trained(cut.queue, items))
+    running.result(60)
+
+
 def test_a_job_goes_on_from_a_cut_on_other_nodes(start_job, tmp_path):
     items = items_of(900, 40)
     first = start_job(2, 2)

@@ -88,7 +88,12 @@ class Cutter:
             queue = self._coordinator.queue_position(rows)
             base, step = self._snapshot(save_id, base)
             cut = Cut(save_id, base, phase, step, workers, queue)
-            position = {} if describe is None else describe(cut)
+            try:
+                position = {} if describe is None else describe(cut)
+            except BaseException:
+                # Tables have one snapshot at a time: left fixed, they could not be saved any more.
+                self.drop(save_id)
+                raise
         except BaseException:
             self._end(stop=False, quiet=True)
             raise
