@@ -95,6 +95,7 @@ class ParameterServer:
         self._lock = threading.Condition()
         self._pushing: Counter[tuple[int, int]] = Counter()
         self._positions: dict[tuple[int, int], Any] = {}
+        self._failed: dict[tuple[int, int], Exception] = {}
         self._pulls = SequenceGuard(options.num_ps)
         self._pushes = SequenceGuard(options.num_ps)
         self._step = 0
@@ -182,26 +183,47 @@ class ParameterServer:
         if self._synchronous:
             sender = Sender.of(message)
             return Message({"step": self._push_gather.exchange(sender.rank, sender.sequence, request)})
-        sender = Sender.of(message)
+        sender = self._sender(message)
         copy = (sender.rank, sender.incarnation)
         with self._lock:
-            new = self._pushes.is_new(sender)
+            if not self._pushes.is_new(sender):
+                self._wait_for_first(sender)
+                return Message({"step": self._step})
+            self._failed.pop(copy, None)
             self._pushing[copy] += 1
         try:
-            if new:
-                self._step = self._store.push(request)
-                self._positions[copy] = message.header.get("position")
+            self._step = self._store.push(request)
+            self._positions[copy] = message.header.get("position")
+        except Exception as error:
+            self._failed[copy] = error
+            raise
         finally:
             with self._lock:
                 self._pushing[copy] -= 1
                 self._lock.notify_all()
         return Message({"step": self._step})
 
-    def _is_new(self, guard: SequenceGuard, message: Message) -> bool:
+    def _wait_for_first(self, sender: Sender) -> None:
+        """A push came again because its answer was lost: answer as it was, or would have been, answered.
+
+        It may still be at work. Whoever is told that it is done takes a save for one that has it.
+        """
+        copy = (sender.rank, sender.incarnation)
+        timeout = self._options.sync_timeout
+        if not self._lock.wait_for(lambda: not self._pushing[copy], timeout):
+            raise TimeoutError(f"A push was still running after {timeout:.0f} s. Received: {sender}")
+        if copy in self._failed:
+            raise self._failed[copy]
+
+    def _sender(self, message: Message) -> Sender:
         sender = Sender.of(message)
         if sender.rank not in self._options.worker_ranks:
             ranks = list(self._options.worker_ranks)
             raise ValueError(f"Workers of this job are ranks {ranks}. Received: rank={sender.rank}")
+        return sender
+
+    def _is_new(self, guard: SequenceGuard, message: Message) -> bool:
+        sender = self._sender(message)
         with self._lock:
             return guard.is_new(sender)
 
