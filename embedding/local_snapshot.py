@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from deeprec_spark.embedding.table_files import (
     write_table,
     write_vector,
 )
-from deeprec_spark.embedding.variable import EmbeddingVariable, RowBlock
+from deeprec_spark.embedding.variable import NEVER_UPDATED, EmbeddingVariable, RowBlock
 
 logger = logging.getLogger(__name__)
 
@@ -195,12 +195,16 @@ def read_chain(chain: Sequence[str]) -> list[SavedStore]:
 
 @dataclass
 class TableRestore:
-    """One table of a chain and the table to fill: checked first, so that a mismatch changes nothing."""
+    """One table of a chain and the table to fill: checked first, so that a mismatch changes nothing.
+
+    With `new_versions` rows count as never updated, for a training whose steps begin anew.
+    """
 
     spec: TableSpec
     table: EmbeddingVariable
     chain: TableChain
     values_only: bool = False
+    new_versions: bool = False
 
     def __post_init__(self) -> None:
         for level in self.chain.levels:
@@ -226,7 +230,10 @@ class TableRestore:
                 self.table.upsert(int64_column(batch, "key"), matrix_column(batch, "value"))
             return
         for batch in self.chain.rows(first, last):
-            self.table.import_rows(_block(batch, self.table))
+            block = _block(batch, self.table)
+            if self.new_versions:
+                block = replace(block, version=np.full(len(block), NEVER_UPDATED, np.int64))
+            self.table.import_rows(block)
         for batch in self.chain.filtered(first, last):
             self.table.import_filtered(int64_column(batch, "key"), int64_column(batch, "frequency"))
 

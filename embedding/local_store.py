@@ -254,7 +254,8 @@ class LocalStore:
         Args:
             chain: directories, paths or URIs; a single one may be given as it is.
             save_id: of the last one; the next snapshot may build on it.
-            warm_start: take only a part; the store's step then stays, and nothing can be built on this.
+            warm_start: take only a part; the store's step then stays, rows count as never updated, and the next
+                snapshot is a full one.
         """
         chain = [chain] if isinstance(chain, str) else list(chain)
         saved = read_chain(chain)
@@ -266,7 +267,13 @@ class LocalStore:
                 f"Received: {sorted(last.tables)} in the checkpoint, {sorted(self._tables)} in the store"
             )
         tables = [
-            TableRestore(self._specs[ours], self._tables[ours], TableChain(chain, theirs), warm.values_only)
+            TableRestore(
+                self._specs[ours],
+                self._tables[ours],
+                TableChain(chain, theirs),
+                values_only=warm.values_only,
+                new_versions=warm_start is not None,
+            )
             for ours, theirs in warm.sources(last.tables, self._tables).items()
         ]
         dense = None

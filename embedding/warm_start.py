@@ -11,6 +11,8 @@ from typing import Any
 class WarmStart:
     """How a model begins with the weights of a checkpoint that is not simply its own last one.
 
+    Steps begin at 0, and rows count as never updated; optimizer state and frequencies go on, unless `values_only`.
+
     Args:
         path: the checkpoint, or a model directory, whose newest one is taken; a path or URI.
         values_only: take the rows' values alone: optimizer state, frequencies and versions start anew, so the
