@@ -287,7 +287,19 @@ def _fsspec(location: str, cause: Exception) -> tuple[Any, str]:
 
 
 def _hdfs(location: str) -> tuple[Any, str]:
-    raise ImportError(f"hdfs-native is not installed; {location}")
+    """HDFS by a client without a JVM, for hosts without libhdfs.
+
+    Arrow reads such a file by calling Python in threads of its own. One that still does when the interpreter ends
+    aborts the process ("terminate called without an active exception"): Python ends the thread inside C++ code that
+    cannot be unwound. Only data set scans that were left before their end have such reads; here every read is waited
+    for, and every file closed.
+    """
+    from hdfs_native.fsspec import HdfsFileSystem, ViewfsFileSystem
+
+    parts = urlsplit(location)
+    kind = ViewfsFileSystem if parts.scheme == "viewfs" else HdfsFileSystem
+    backend = kind(host=parts.hostname, port=parts.port)
+    return fs.PyFileSystem(fs.FSSpecHandler(backend)), parts.path.rstrip("/") or "/"
 
 
 def _without(location: str, error: Exception) -> str:
