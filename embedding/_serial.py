@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
 _TAG = "type"
+FLOAT32_MAX = 3.4028234663852886e38
+"""The largest number that the engine can hold."""
 _Member = TypeVar("_Member", bound=Enum)
 _T = TypeVar("_T", bound="Serializable")
 
@@ -80,3 +84,35 @@ def member(kind: type[_Member], name: str, value: object) -> _Member:
     except ValueError:
         known = ", ".join(one.name for one in kind)
         raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}") from None
+
+
+def integer(name: str, value: object, low: int | None = None, high: int | None = None) -> int:
+    """The value as an int, at least `low` and below `high`; a ValueError names one that is not."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} must be an integer. Received: {name}={value!r}")
+    whole = int(value)
+    if (low is not None and whole < low) or (high is not None and whole >= high):
+        bounds = f"at least {low}" if high is None else f"within [{low}, {high})"
+        raise ValueError(f"{name} must be {bounds}. Received: {name}={whole!r}")
+    return whole
+
+
+def number(name: str, value: object) -> float:
+    """The value as a float; a ValueError names one that is not a finite number that float32 can hold."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} must be a finite number. Received: {name}={value!r}")
+    real = float(value)
+    if not math.isfinite(real) or abs(real) > FLOAT32_MAX:
+        raise ValueError(
+            f"{name} must be a finite number, at most {FLOAT32_MAX:.3g}. Received: {name}={value!r}"
+        )
+    return real
+
+
+def normalize(option: object, integers: tuple[str, ...] = (), numbers: tuple[str, ...] = ()) -> None:
+    """Make fields of a frozen dataclass plain ints and floats; None stays. A ValueError names a field that is not."""
+    for names, convert in ((integers, integer), (numbers, number)):
+        for name in names:
+            value = getattr(option, name)
+            if value is not None:
+                object.__setattr__(option, name, convert(name, value))

@@ -32,8 +32,13 @@ BUFFER_BYTES = 16 << 20
 """Memory in front of a storage type that has none of its own (SSDHASH, LEVELDB)."""
 
 
-def make_core(option: EmbeddingVariableOption, optimizer: Optimizer, dim: int, seed: int) -> _core.Table:
-    """The engine's table; a ValueError names an option that this build or this machine cannot serve."""
+def make_core(
+    name: str, option: EmbeddingVariableOption, optimizer: Optimizer, dim: int, seed: int
+) -> _core.Table:
+    """The engine's table; a ValueError names an option that this build or this machine cannot serve.
+
+    A MemoryError names the option that asks for more memory than there is.
+    """
     dynamic = option.dynamic_dimension or DynamicDimensionOption()
     if dim % dynamic.block_num:
         raise ValueError(
@@ -42,6 +47,7 @@ def make_core(option: EmbeddingVariableOption, optimizer: Optimizer, dim: int, s
         )
     row_bytes = 4 * dim * (1 + len(optimizer.slot_names())) + 128
     config: dict[str, Any] = {
+        "name": name,
         "dim": dim,
         "bfloat16": option.value_dtype == "bfloat16",
         "initializer": _initializer(option.init_option.initializer),
@@ -64,6 +70,12 @@ def make_core(option: EmbeddingVariableOption, optimizer: Optimizer, dim: int, s
             raise
         raise ValueError(
             f"A number is too large for the engine. Received: embedding_dim={dim}, {option}, {optimizer}"
+        ) from None
+    except MemoryError as error:
+        if isinstance(error, _core.StorageFullError):
+            raise
+        raise MemoryError(
+            f"There is not enough memory for table {name!r}. Received: embedding_dim={dim}, {option}"
         ) from None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import deeprec_spark.embedding._core as _core
-from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.optimizers import Optimizer, step_rate
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -81,7 +81,7 @@ class DenseVector:
                 "The gradient must be as long as the dense vector. "
                 f"Received: gradient of {len(array)}, vector of {len(self._values)}"
             )
-        rate = float("nan") if learning_rate is None else float(learning_rate)
+        rate = step_rate(learning_rate)
         with self._lock:
             step = self._updates + 1
             self._core.apply_dense(self._values, list(self._slots.values()), array, step, step, rate)

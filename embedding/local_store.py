@@ -21,7 +21,7 @@ from deeprec_spark.embedding.local_snapshot import (
     read_chain,
     restore_tables,
 )
-from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.optimizers import Optimizer, step_rate
 from deeprec_spark.embedding.store import (
     CheckpointFile,
     PullReply,
@@ -160,14 +160,16 @@ class LocalStore:
             keys.append(wanted)
             gradients.append(table.check_rows(part.gradient, len(wanted), "gradient"))
         self._check_dense(request)
+        rate = step_rate(request.sparse_learning_rate, "sparse_learning_rate")
+        step_rate(request.dense_learning_rate, "dense_learning_rate")
         with self._lock:
             self._step += 1
             step = self._step
-        rate = request.sparse_learning_rate
         now = seconds(None)
-        _core.push(tables, keys, gradients, step, float("nan") if rate is None else float(rate), now)
-        for name in request.gradients:
-            self._tables[name].end_step(step, now)
+        _core.push(tables, keys, gradients, step, rate, now)
+        # Of all tables: what is due every N steps must not depend on which of them a step happens to touch.
+        for table in list(self._tables.values()):
+            table.end_step(step, now)
         if request.dense_gradient is not None:
             self._require_dense()[0].apply(request.dense_gradient, request.dense_learning_rate)
         if request.state_delta is not None:

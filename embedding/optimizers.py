@@ -11,11 +11,10 @@ only the rows of its batch, slots and weight decay included, and Adam's bias cor
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from deeprec_spark.embedding._serial import Serializable
+from deeprec_spark.embedding._serial import Serializable, number
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,11 @@ class Optimizer(Serializable):
             name, value = parameter.name, getattr(self, parameter.name)
             if isinstance(value, bool):
                 continue
-            if isinstance(value, (int, float)) and math.isfinite(value):
-                object.__setattr__(self, name, float(value))
-            else:
-                raise ValueError(
-                    f"{type(self).__name__}.{name} must be a finite number. Received: {name}={value!r}"
-                )
+            try:
+                value = number(name, value)
+            except ValueError as error:
+                raise ValueError(f"{type(self).__name__}.{error}") from None
+            object.__setattr__(self, name, value)
             if name in (*self._non_negative, "clipvalue", "clipnorm") and value < 0:
                 raise ValueError(
                     f"{type(self).__name__}.{name} must be at least 0. Received: {name}={value!r}"
@@ -65,6 +63,19 @@ class Optimizer(Serializable):
     def compatible_with(self, other: Optimizer) -> bool:
         """Whether state that `other` wrote goes on under this optimizer: all but the learning rate is equal."""
         return _without_rate(self) == _without_rate(other)
+
+
+def step_rate(learning_rate: float | None, name: str = "learning_rate") -> float:
+    """One step's learning rate as the engine takes it: NaN, its word for the optimizer's own, for None.
+
+    A ValueError names one that is not a finite number of at least 0.
+    """
+    if learning_rate is None:
+        return float("nan")
+    rate = number(name, learning_rate)
+    if rate < 0:
+        raise ValueError(f"{name} must be at least 0. Received: {name}={learning_rate!r}")
+    return rate
 
 
 def _without_rate(optimizer: Optimizer) -> dict[str, Any]:

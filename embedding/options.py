@@ -11,10 +11,9 @@ Names and meanings are DeepRec's. Example:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-from deeprec_spark.embedding._serial import Serializable, require
+from deeprec_spark.embedding._serial import FLOAT32_MAX, Serializable, integer, normalize, require
 from deeprec_spark.embedding.policies import (
     CBFFilter,
     CounterFilter,
@@ -61,7 +60,7 @@ class Constant(Initializer):
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        require(math.isfinite(self.value), "value must be finite.", value=self.value)
+        normalize(self, numbers=("value",))
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,10 @@ class Uniform(Initializer):
     maxval: float = 0.05
 
     def __post_init__(self) -> None:
+        normalize(self, numbers=("minval", "maxval"))
         require(
-            math.isfinite(self.minval) and math.isfinite(self.maxval) and self.minval <= self.maxval,
-            "minval and maxval must be finite, and minval at most maxval.",
+            0 <= self.maxval - self.minval <= FLOAT32_MAX,
+            "minval must be at most maxval, and their difference a float32.",
             minval=self.minval,
             maxval=self.maxval,
         )
@@ -88,9 +88,10 @@ class Normal(Initializer):
     stddev: float = 0.05
 
     def __post_init__(self) -> None:
+        normalize(self, numbers=("mean", "stddev"))
         require(
-            math.isfinite(self.mean) and math.isfinite(self.stddev) and self.stddev >= 0,
-            "mean and stddev must be finite, and stddev at least 0.",
+            self.stddev >= 0 and abs(self.mean) + 8 * self.stddev <= FLOAT32_MAX,
+            "stddev must be at least 0, and values up to 8 stddev from the mean float32.",
             mean=self.mean,
             stddev=self.stddev,
         )
@@ -104,9 +105,10 @@ class TruncatedNormal(Initializer):
     stddev: float = 0.05
 
     def __post_init__(self) -> None:
+        normalize(self, numbers=("mean", "stddev"))
         require(
-            math.isfinite(self.mean) and math.isfinite(self.stddev) and self.stddev >= 0,
-            "mean and stddev must be finite, and stddev at least 0.",
+            self.stddev >= 0 and abs(self.mean) + 8 * self.stddev <= FLOAT32_MAX,
+            "stddev must be at least 0, and values up to 8 stddev from the mean float32.",
             mean=self.mean,
             stddev=self.stddev,
         )
@@ -125,11 +127,7 @@ class InitializerOption(Serializable):
             "initializer must be Constant, Uniform, Normal or TruncatedNormal.",
             initializer=self.initializer,
         )
-        require(
-            math.isfinite(self.default_value_no_permission),
-            "default_value_no_permission must be finite.",
-            default_value_no_permission=self.default_value_no_permission,
-        )
+        normalize(self, numbers=("default_value_no_permission",))
 
 
 @dataclass(frozen=True)
@@ -156,9 +154,16 @@ class DynamicDimensionOption(Serializable):
     refresh_steps: int = 1000
 
     def __post_init__(self) -> None:
+        normalize(self, ("block_num", "refresh_steps"), ("rank_base", "decay"))
         require(1 <= self.block_num <= 16, "block_num must be within [1, 16].", block_num=self.block_num)
         if self.thresholds is not None:
-            object.__setattr__(self, "thresholds", tuple(self.thresholds))
+            require(
+                isinstance(self.thresholds, (list, tuple)),
+                "thresholds must be a sequence of integers.",
+                thresholds=self.thresholds,
+            )
+            whole = tuple(integer(f"thresholds[{i}]", value) for i, value in enumerate(self.thresholds))
+            object.__setattr__(self, "thresholds", whole)
             ascending = all(a <= b for a, b in zip(self.thresholds, self.thresholds[1:], strict=False))
             require(
                 len(self.thresholds) == self.block_num - 1
@@ -229,10 +234,17 @@ class EmbeddingVariableOption(Serializable):
                 f"{name} must be a {kind.__name__}.",
                 **{name: value},
             )
+        normalize(self, integers=("evict_steps",))
         require(
             self.evict_steps is None or self.evict_steps >= 1,
             "evict_steps must be None or at least 1.",
             evict_steps=self.evict_steps,
+        )
+        require(
+            self.evict_steps is None or bool(self.evict_options),
+            "evict_steps needs an evict_option: without one, nothing is ever evicted.",
+            evict_steps=self.evict_steps,
+            evict_option=self.evict_option,
         )
         require(
             self.value_dtype in ("float32", "bfloat16"),

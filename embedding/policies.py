@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from deeprec_spark.embedding._serial import Serializable, require
+from deeprec_spark.embedding._serial import Serializable, normalize, require
 
 
 class FilterOption(Serializable):
@@ -16,13 +16,14 @@ class FilterOption(Serializable):
 class CounterFilter(FilterOption):
     """Counts every id exactly; its `filter_freq`-th occurrence, repeats in a batch included, gets the row.
 
-    0 and 1 admit at once. Ids that are not admitted read `default_value_no_permission` and take no update;
-    each costs 16 bytes of index.
+    0 and 1 admit at once. Ids that are not admitted read `default_value_no_permission` and take no update; each has an
+    entry of 16 bytes in the index, which with its free places comes to 20 to 40 bytes.
     """
 
     filter_freq: int = 0
 
     def __post_init__(self) -> None:
+        normalize(self, integers=("filter_freq",))
         require(
             0 <= self.filter_freq < 2**30,
             "filter_freq must be within [0, 2**30).",
@@ -38,8 +39,8 @@ class CBFFilter(FilterOption):
     """Counts ids in a counting Bloom filter: fixed memory, however many rare ids there are.
 
     The `filter_freq`-th occurrence gets the row. With a probability of about `false_positive_probability` an id is
-    admitted too early, because others share its counters; never too late. Counters saturate. An evicted id keeps its
-    count and is admitted again at its next occurrence.
+    admitted too early, because others share its counters; never too late. Counters saturate. An id that is evicted or
+    erased keeps its count, which other ids share, and is admitted again at its next occurrence.
 
     Args:
         filter_freq: occurrences that admit.
@@ -59,6 +60,7 @@ class CBFFilter(FilterOption):
             f"counter_type must be one of {sorted(_COUNTER_BYTES)}.",
             counter_type=self.counter_type,
         )
+        normalize(self, ("filter_freq", "max_element_size"), ("false_positive_probability",))
         limit = min(2 ** (8 * self.counter_bytes), 2**30)
         require(
             0 <= self.filter_freq < limit,
@@ -104,6 +106,7 @@ class ProbabilityFilter(FilterOption):
     probability: float = 1.0
 
     def __post_init__(self) -> None:
+        normalize(self, numbers=("probability",))
         require(0 < self.probability <= 1, "probability must be within (0, 1].", probability=self.probability)
 
 
@@ -121,6 +124,7 @@ class GlobalStepEvict(EvictOption):
     steps_to_live: int | None = None
 
     def __post_init__(self) -> None:
+        normalize(self, integers=("steps_to_live",))
         require(
             self.steps_to_live is None or self.steps_to_live >= 0,
             "steps_to_live must be None or at least 0.",
@@ -135,6 +139,7 @@ class TimeEvict(EvictOption):
     seconds_to_live: int | None = None
 
     def __post_init__(self) -> None:
+        normalize(self, integers=("seconds_to_live",))
         require(
             self.seconds_to_live is None or self.seconds_to_live >= 0,
             "seconds_to_live must be None or at least 0.",
@@ -149,9 +154,9 @@ class L2WeightEvict(EvictOption):
     l2_weight_threshold: float = -1.0
 
     def __post_init__(self) -> None:
+        normalize(self, numbers=("l2_weight_threshold",))
         require(
-            self.l2_weight_threshold == -1.0
-            or (math.isfinite(self.l2_weight_threshold) and self.l2_weight_threshold > 0),
+            self.l2_weight_threshold == -1.0 or self.l2_weight_threshold > 0,
             "l2_weight_threshold must be above 0, or -1 for none.",
             l2_weight_threshold=self.l2_weight_threshold,
         )

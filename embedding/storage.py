@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import Enum
 
-from deeprec_spark.embedding._serial import Serializable, member, require
+from deeprec_spark.embedding._serial import Serializable, integer, member, normalize, require
 
 
 class StorageType(str, Enum):
@@ -67,8 +68,29 @@ class StorageOption(Serializable):
             self, "cache_strategy", member(CacheStrategy, "cache_strategy", self.cache_strategy)
         )
         size: object = self.storage_size
+        sizes = size if isinstance(size, (list, tuple)) else (size,)
         object.__setattr__(
-            self, "storage_size", (size,) if isinstance(size, int) else tuple(self.storage_size)
+            self, "storage_size", tuple(integer("storage_size", one, 1, 2**63) for one in sizes)
+        )
+        path: object = self.storage_path
+        require(
+            path is None or isinstance(path, (str, os.PathLike)),
+            "storage_path must be a path.",
+            storage_path=path,
+        )
+        if path is not None:
+            object.__setattr__(self, "storage_path", os.fspath(self.storage_path or ""))
+        normalize(self, integers=("numa_node",))
+        require(
+            self.numa_node is None or "PMEM_MEMKIND" in self.storage_type.tiers,
+            "numa_node has a meaning only for PMEM_MEMKIND.",
+            storage_type=self.storage_type.value,
+            numa_node=self.numa_node,
+        )
+        require(
+            self.numa_node is None or 0 <= self.numa_node < 2**31,
+            "numa_node must be None or a number of the system.",
+            numa_node=self.numa_node,
         )
         require(
             "HBM" not in self.storage_type.tiers,
@@ -88,9 +110,8 @@ class StorageOption(Serializable):
             storage_path=self.storage_path,
         )
         require(
-            len(self.storage_size) <= len(self.storage_type.tiers)
-            and all(size > 0 for size in self.storage_size),
-            f"storage_size must have a positive number of bytes for each of the tiers {self.storage_type.tiers}.",
+            len(self.storage_size) <= len(self.storage_type.tiers),
+            f"storage_size must have one number of bytes for each of the tiers {self.storage_type.tiers}.",
             storage_size=self.storage_size,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 import deeprec_spark.embedding._core as _core
+from deeprec_spark.embedding._serial import integer, require
 from deeprec_spark.embedding.core_config import make_core
 from deeprec_spark.embedding.hashing import as_keys, unique
-from deeprec_spark.embedding.optimizers import SGD, Optimizer
+from deeprec_spark.embedding.optimizers import SGD, Optimizer, step_rate
 from deeprec_spark.embedding.options import EmbeddingVariableOption
 from deeprec_spark.embedding.snapshot import RowBlock as RowBlock
 from deeprec_spark.embedding.snapshot import TableSnapshot
@@ -26,7 +29,11 @@ NEVER_UPDATED = -1
 
 def seconds(now: float | None) -> int:
     """Whole seconds since the epoch, of the clock where none are given."""
-    return int(time.time() if now is None else now)
+    if now is None:
+        return int(time.time())
+    if not isinstance(now, (int, float, np.integer, np.floating)) or not math.isfinite(now):
+        raise ValueError(f"now must be seconds since the epoch. Received: now={now!r}")
+    return int(now)
 
 
 class EmbeddingVariable:
@@ -56,6 +63,17 @@ class EmbeddingVariable:
         optimizer: Optimizer | None = None,
         seed: int = 0,
     ) -> None:
+        require(isinstance(name, str), "The name of a table must be a string.", name=name)
+        require(
+            option is None or isinstance(option, EmbeddingVariableOption),
+            f"option of table {name!r} must be an EmbeddingVariableOption, which holds filters, policies and storage.",
+            option=option,
+        )
+        require(
+            optimizer is None or isinstance(optimizer, Optimizer),
+            f"optimizer of table {name!r} must be one of embedding.optimizers, such as Adagrad(0.05).",
+            optimizer=optimizer,
+        )
         if not isinstance(embedding_dim, (int, np.integer)) or embedding_dim < 1:
             raise ValueError(
                 f"embedding_dim of table {name!r} must be an integer of at least 1. "
@@ -65,8 +83,10 @@ class EmbeddingVariable:
         self.embedding_dim = int(embedding_dim)
         self.option = option or EmbeddingVariableOption()
         self.optimizer = optimizer or SGD()
-        self.seed = seed
-        self._core = make_core(self.option, self.optimizer, self.embedding_dim, seed)
+        self.seed = integer("seed", seed)
+        self._core = make_core(name, self.option, self.optimizer, self.embedding_dim, self.seed)
+        self._last_step: int | None = None  # the highest that end_step has seen
+        self._step_lock = threading.Lock()
 
     @property
     def core(self) -> _core.Table:
@@ -83,7 +103,7 @@ class EmbeddingVariable:
 
         Args:
             keys: int64 `[n]`; repeats are allowed.
-            counts: int64 `[n]`, how often each key occurs in the batch; None is once for each element.
+            counts: int64 `[n]`, how often each key occurs in the batch, at least 0; None is once for each element.
             train: count and admit the keys and make their rows. Otherwise nothing changes, and a key without a
                 row reads its start value, or `default_value_no_permission` where there is a filter.
         """
@@ -134,14 +154,14 @@ class EmbeddingVariable:
         Args:
             keys: int64 `[n]`.
             gradients: float32 `[n, embedding_dim]`.
-            step: number of this update of the store, from 1; it becomes the rows' version.
-            learning_rate: for this update; None takes the optimizer's.
+            step: number of this update of the store, from 1; it becomes the rows' version, unless a later one is.
+            learning_rate: for this update, finite and at least 0; None takes the optimizer's.
             now: wall-clock seconds for TimeEvict; None takes the clock.
         """
-        if step < 1:
+        if integer("step", step) < 1:
             raise ValueError(f"step counts updates from 1. Received: step={step}")
         wanted = as_keys(keys)
-        rate = float("nan") if learning_rate is None else float(learning_rate)
+        rate = step_rate(learning_rate)
         rows = self.check_rows(gradients, len(wanted), "gradients")
         _core.push([self._core], [wanted], [rows], step, rate, seconds(now))
         self.end_step(step, now)
@@ -149,12 +169,21 @@ class EmbeddingVariable:
     def end_step(self, step: int, now: float | None = None) -> None:
         """What is due after a step: eviction every `evict_steps` steps, ranks of a dynamic dimension.
 
-        `apply_gradients` calls it; whoever pushes to several tables at once calls it for each.
+        It is due at the first step that this is called for from each multiple on: steps may be left out or come late.
+        `apply_gradients` calls it; whoever pushes to several tables at once calls it for each, also for those that the
+        step did not touch.
         """
-        dynamic = self.option.dynamic_dimension
-        if dynamic is not None and dynamic.by_rank and step % dynamic.refresh_steps == 0:
+        with self._step_lock:
+            last = step - 1 if self._last_step is None else self._last_step
+            self._last_step = max(last, step)
+        dynamic, every = self.option.dynamic_dimension, self.option.evict_steps
+        if (
+            dynamic is not None
+            and dynamic.by_rank
+            and step // dynamic.refresh_steps > last // dynamic.refresh_steps
+        ):
             self._core.refresh_ranks()
-        if self.option.evict_steps is not None and step % self.option.evict_steps == 0:
+        if every is not None and step // every > last // every:
             self.evict(step, now)
 
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
@@ -166,12 +195,16 @@ class EmbeddingVariable:
         self._core.upsert(wanted, self.check_rows(values, len(wanted), "values"))
 
     def erase(self, keys: npt.ArrayLike) -> int:
-        """Remove rows and admission counts; returns how many of the keys were there."""
+        """Remove rows and admission counts; returns how many of the keys were there.
+
+        The counts of a `CBFFilter` stay, since other keys share them: an erased key that had been admitted gets a row
+        again at its next occurrence.
+        """
         return int(self._core.erase(as_keys(keys)))
 
     def evict(self, step: int, now: float | None = None) -> Int64Array:
         """Run the eviction policies at this step and time; returns the keys removed, sorted by bucket."""
-        return self._core.evict(step, seconds(now))
+        return self._core.evict(integer("step", step), seconds(now))
 
     def contains(self, keys: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Whether each key has a row: bool `[n]`."""
@@ -206,11 +239,16 @@ class EmbeddingVariable:
         self._core.clear()
         self._core.updates = 0
         self._core.calls = 0
+        self._last_step = None
 
     def stats(self) -> dict[str, Any]:
         """Counters: rows, admitted, filtered, evicted, lookups, hits, dropped (updates without a row), bytes, rows
         promoted and demoted between tiers, `tiers` (kind, as the system granted it, rows and bytes of each), and
         `background_error`: why rows could not be moved ahead of need, empty if they could.
+
+        `filtered` is how many keys are counted and have no row: exact for `CounterFilter`, estimated from the filter's
+        fill for `CBFFilter`. A `ProbabilityFilter` knows no keys without a row: there it is how many occurrences were
+        not admitted.
         """
         return self._core.stats()
 
@@ -224,7 +262,10 @@ class EmbeddingVariable:
 
         The keys are those of the moment of the call (or those given); rows that vanish meanwhile are left out.
         """
-        order = self.keys()[0] if keys is None else as_keys(keys)
+        batch_rows = integer("batch_rows", batch_rows, 1)
+        return self._blocks(self.keys()[0] if keys is None else as_keys(keys), batch_rows)
+
+    def _blocks(self, order: Int64Array, batch_rows: int) -> Iterator[RowBlock]:
         for start in range(0, len(order), batch_rows):
             part = order[start : start + batch_rows]
             columns = self._core.export_rows(part)

@@ -165,3 +165,73 @@ def test_probability_counts_repeats() -> None:
     table = _table(ProbabilityFilter(0.1))
     table.lookup(np.arange(20_000), counts=np.full(20_000, 5), train=True)
     assert abs(len(table) / 20_000 - (1 - 0.9**5)) < 0.02
+
+
+@pytest.mark.parametrize("dim", [2, 64])
+def test_probability_filter_draws_once_for_every_repeat_in_a_batch(dim: int) -> None:
+    """The repeats of a key in a batch were all the same draw."""
+    keys = np.arange(20_000)
+    counted, repeated, shuffled = (
+        EmbeddingVariable("t", dim, option=_option(ProbabilityFilter(0.1))) for _ in "123"
+    )
+    counted.lookup(keys, counts=np.full(len(keys), 10), train=True)
+    repeated.lookup(np.repeat(keys, 10), train=True)
+    rows = shuffled.lookup(np.random.default_rng(0).permutation(np.repeat(keys, 10)), train=True)
+    assert abs(len(counted) / len(keys) - (1 - 0.9**10)) < 0.02
+    for table in (repeated, shuffled):
+        np.testing.assert_array_equal(table.keys()[0], counted.keys()[0])
+        assert set(next(table.export()).frequency) == {10}
+    assert len(rows) == 10 * len(keys)
+
+
+@pytest.mark.parametrize(
+    "filter_option",
+    [CounterFilter(3), _bloom(size=50_000), ProbabilityFilter(0.01)],
+    ids=["counter", "bloom", "draw"],
+)
+def test_statistics_say_how_much_is_filtered(filter_option: FilterOption) -> None:
+    table = _table(filter_option)
+    table.lookup(np.arange(10_000), train=True)
+    assert table.stats()["filtered"] == pytest.approx(10_000 - len(table), rel=0.03)
+    if not isinstance(filter_option, ProbabilityFilter):
+        table.lookup(np.repeat(np.arange(4000), 2), train=True)
+        assert len(table) == pytest.approx(4000, rel=0.01)
+        assert table.stats()["filtered"] == pytest.approx(6000, rel=0.05)
+    table.clear()
+    assert table.stats()["filtered"] == 0
+
+
+def test_statistics_of_a_bloom_filter_survive_a_checkpoint(tmp_path: Path) -> None:
+    stores = [LocalStore() for _ in range(2)]
+    for store in stores:
+        store.create_tables([TableSpec("t", 2, _option(_bloom(size=50_000)))])
+    stores[0].table("t").lookup(np.arange(10_000), train=True)
+    stores[0].save(str(tmp_path))
+    stores[1].restore([str(tmp_path)])
+    filtered = stores[1].table("t").stats()["filtered"]
+    assert filtered == stores[0].table("t").stats()["filtered"] > 9000
+
+
+@pytest.mark.parametrize("size", [10**13, 10**18])
+def test_a_bloom_filter_beyond_all_memory_names_its_size(size: int) -> None:
+    with pytest.raises((MemoryError, ValueError), match=rf"Received: .*max_element_size={size}"):
+        _table(CBFFilter(2, size, 0.001, "uint64"))
+
+
+def test_negative_counts_are_refused_and_change_nothing() -> None:
+    table = _table(CounterFilter(2))
+    with pytest.raises(ValueError, match=r"counts.*Received: counts\[1\]=-5"):
+        table.lookup([1, 2], counts=[1, -5], train=True)
+    with pytest.raises(ValueError, match=r"counts.*Received: counts\[0\]=-1"):
+        table.import_filtered([1], [-1])
+    rows, filtered, counts = table.keys()
+    assert (len(rows), len(filtered), len(counts)) == (0, 0, 0)
+
+
+def test_an_erased_key_keeps_its_count_in_a_bloom_filter_only() -> None:
+    for filter_option, admitted in ((CounterFilter(2), False), (_bloom(freq=2), True)):
+        table = _table(filter_option)
+        table.lookup([1, 1], train=True)
+        assert table.erase([1]) == 1
+        table.lookup([1], train=True)
+        assert table.contains([1]).tolist() == [admitted]

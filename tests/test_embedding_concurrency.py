@@ -188,3 +188,33 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         [sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "0", done.stderr
+
+
+_EXIT = """
+import threading
+import numpy as np
+from deeprec_spark.embedding.variable import EmbeddingVariable
+table = EmbeddingVariable("t", 16)
+keys = np.arange(100_000)
+table.lookup(keys, train=True)
+ready = threading.Barrier(5)
+def work():
+    ready.wait()
+    while True:
+        table.lookup(keys, train=True)
+        table.evict(1)
+        table.contains(keys)
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+ready.wait()
+print("end")
+"""
+
+
+def test_a_process_ends_in_peace_while_daemon_threads_are_in_the_engine() -> None:
+    """CPython ends such threads by unwinding their stacks, and the process aborted."""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", _EXIT], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from deeprec_spark.embedding.options import (
     L2WeightEvict,
     TimeEvict,
 )
-from deeprec_spark.embedding.store import TableSpec
-from deeprec_spark.embedding.variable import EmbeddingVariable
+from deeprec_spark.embedding.store import PushRequest, SparseGradient, TableSpec
+from deeprec_spark.embedding.variable import EmbeddingVariable, RowBlock
+
+ONE = np.ones(1, np.int64)
 
 
 def _option(*policies: EvictOption, evict_steps: int | None = None) -> EmbeddingVariableOption:
@@ -112,3 +115,52 @@ def test_times_survive_a_checkpoint(tmp_path: Path) -> None:
 def test_options_are_checked(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]  # a lambda
+
+
+@pytest.mark.parametrize(
+    "steps", [range(1, 30, 2), [1, 9, 8, 12, 11, 21, 20], range(1, 30)], ids=["odd", "late", "all"]
+)
+def test_eviction_is_due_once_for_every_n_steps_whichever_steps_come(steps: Sequence[int]) -> None:
+    """It was due only at a multiple, which odd steps never reach."""
+    table = _table(GlobalStepEvict(5), evict_steps=10)
+    due = []
+    for step in steps:
+        # A row as old as can be shows whether a pass was made.
+        table.erase([1])
+        table.import_rows(RowBlock(ONE, ONE, -100 * ONE, np.ones((1, 4)), {}))
+        table.end_step(step)
+        if not table.contains([1])[0]:
+            due.append(step)
+    assert [step // 10 for step in due] == [1, 2]
+
+
+def test_a_store_evicts_from_tables_that_its_steps_touch_in_turn() -> None:
+    store = LocalStore()
+    store.create_tables(
+        [TableSpec(name, 4, _option(GlobalStepEvict(2), evict_steps=10), SGD(1.0)) for name in "ab"]
+    )
+    gradient = np.ones((1, 4), np.float32)
+    for step in range(1, 11):
+        part = SparseGradient(np.array([step]), gradient)
+        store.push(PushRequest({"ab"[step % 2]: part}, None, None, samples=1))
+    assert sorted(store.table("a").keys()[0]) == [8, 10]
+    assert sorted(store.table("b").keys()[0]) == [9]
+
+
+def test_a_late_step_does_not_make_a_row_older() -> None:
+    table = _table(GlobalStepEvict(5), TimeEvict(60))
+    _touch(table, [1], 100, now=1000)
+    _touch(table, [1], 90, now=900)
+    assert table.lookup([1]).tolist() == [[2.0] * 4]
+    assert next(table.export()).version.tolist() == [100]
+    assert table.evict(101, now=1060).tolist() == []
+    assert table.evict(101, now=1061).tolist() == [1]
+
+
+def test_a_row_that_a_pass_has_stamped_keeps_its_age() -> None:
+    table = _table(GlobalStepEvict(5))
+    table.lookup([1], train=True)
+    table.evict(50)
+    _touch(table, [1], 40)
+    assert table.evict(55).tolist() == []
+    assert table.evict(56).tolist() == [1]

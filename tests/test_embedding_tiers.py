@@ -331,3 +331,15 @@ def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises((ValueError, OSError), match="file"):
         make_table(StorageType.DRAM_PMEM, tmp_path / "file").lookup([1], train=True)
+
+
+@pytest.mark.parametrize("kind", [StorageType.DRAM, StorageType.DRAM_PMEM, StorageType.DRAM_SSDHASH])
+def test_a_full_tier_names_its_table_and_itself(kind: StorageType, tmp_path: Path) -> None:
+    sizes = (64 * 40 * ROW, 4 << 20)[: len(kind.tiers)]
+    table = make_table(kind, tmp_path, sizes)
+    with pytest.raises(
+        _core.StorageFullError, match=rf"Table 't': The {kind.tiers[-1]} tier is full.*={sizes[-1]}"
+    ):
+        table.lookup(np.arange(100_000), train=True)
+    with pytest.raises(_core.StorageFullError, match="Table 't': "):
+        table.upsert(np.arange(200_000, 300_000), np.ones((100_000, DIM)))

@@ -41,16 +41,22 @@ class CountingBloom {
   size_t bucket_bytes() const { return per_bucket_ * static_cast<size_t>(counter_bytes_); }
   char* bucket_data(int bucket) const { return block_.data() + static_cast<size_t>(bucket) * bucket_bytes(); }
   size_t bytes() const { return block_.size(); }
-  void Clear();
+  // Zeroes the counters of a bucket.
+  void Clear(int bucket);
+  // After a bucket's counters were overwritten.
+  void Recount(int bucket);
+  // How many keys of a bucket were counted, from the share of its counters that are still zero.
+  double EstimateKeys(int bucket) const;
 
  private:
   template <class Counter>
-  uint32_t AddTo(Counter* counters, uint64_t hash, uint32_t count);
+  uint32_t AddTo(Counter* counters, uint64_t* used, uint64_t hash, uint32_t count);
 
   size_t per_bucket_;
   int hashes_;
   int counter_bytes_;
   ZeroedBlock block_;
+  std::vector<uint64_t> used_;  // counters above zero, by bucket
 };
 
 // Whether one of `count` occurrences of a key, in the `call`-th training lookup, is drawn: a pure function, so that

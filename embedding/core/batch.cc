@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
+#include <string>
 
 #include "thread_pool.h"
 
@@ -76,8 +77,11 @@ std::vector<GroupedKeys> GroupByShard(const std::vector<KeySpan>& spans) {
       const uint64_t hash = Mix64(static_cast<uint64_t>(span.keys[i]));
       uint32_t count = 1;
       if (span.counts != nullptr) {
-        const int64_t wanted = std::max<int64_t>(span.counts[i], 0);
-        count = static_cast<uint32_t>(std::min<int64_t>(wanted, std::numeric_limits<uint32_t>::max()));
+        if (span.counts[i] < 0) {
+          throw std::invalid_argument("counts must be at least 0. Received: counts[" + std::to_string(i) +
+                                      "]=" + std::to_string(span.counts[i]));
+        }
+        count = static_cast<uint32_t>(std::min<int64_t>(span.counts[i], std::numeric_limits<uint32_t>::max()));
       }
       items[chunk.next[ShardOf(hash)]++] = Item{hash, static_cast<uint32_t>(i), count};
     }

@@ -34,7 +34,8 @@ struct GroupedKeys {
   size_t offsets[kShards + 1];
 };
 
-// Groups every span, in parallel. Throws std::invalid_argument for a span of 2^32 keys or more.
+// Groups every span, in parallel. Throws std::invalid_argument for a span of 2^32 keys or more and for a negative
+// count.
 std::vector<GroupedKeys> GroupByShard(const std::vector<KeySpan>& spans);
 
 // Calls work(batch, shard, items, n, wait) for every group that is not empty, in parallel. With wait=false the callee

@@ -24,7 +24,7 @@ py::list PullTables(const std::vector<Table*>& tables, const std::vector<Keys64>
     results.append(std::move(rows));
   }
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     Pull(items, train);
   }
   return results;
@@ -39,7 +39,7 @@ void PushTables(const std::vector<Table*>& tables, const std::vector<Keys64>& ke
     RequireRows(gradients[i], span.n, tables[i]->dim());
     items.push_back({tables[i], span, gradients[i].data()});
   }
-  py::gil_scoped_release release;
+  GilRelease release;
   Push(items, step, learning_rate, now);
 }
 
@@ -68,7 +68,7 @@ py::tuple UniqueKeys(const std::vector<Keys64>& batches) {
     total += span.n;
   }
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     const auto work = [&](size_t i) {
       Part& part = parts[i];
       part.distinct = Unique(part.keys, part.n, part.unique, part.inverse, part.counts);
@@ -92,7 +92,7 @@ py::array_t<int32_t> Buckets(const Keys64& keys) {
   const KeySpan span = Span(keys);
   auto result = NewArray<int32_t>({static_cast<py::ssize_t>(span.n)});
   int32_t* out = result.mutable_data();
-  py::gil_scoped_release release;
+  GilRelease release;
   for (size_t i = 0; i < span.n; ++i) out[i] = BucketOf(Mix64(static_cast<uint64_t>(span.keys[i])));
   return result;
 }
@@ -107,7 +107,7 @@ py::array_t<int64_t> Fingerprints(const Array<uint8_t>& data, const Keys64& offs
   auto result = NewArray<int64_t>({static_cast<py::ssize_t>(n)});
   int64_t* out = result.mutable_data();
   const char* bytes = reinterpret_cast<const char*>(data.data());
-  py::gil_scoped_release release;
+  GilRelease release;
   for (size_t i = 0; i < n; ++i) {
     out[i] = static_cast<int64_t>(Fingerprint64(bytes + at[i], static_cast<size_t>(at[i + 1] - at[i])));
   }
@@ -128,7 +128,7 @@ void ApplyDense(const Optimizer& optimizer, Floats values, std::vector<Floats> s
     Require(static_cast<size_t>(slot.size()) == n, "Each slot must be as long as the vector.");
     state.push_back(slot.mutable_data());
   }
-  py::gil_scoped_release release;
+  GilRelease release;
   const StepArgs args = optimizer.Prepare(step, updates, learning_rate);
   const Kernel kernel = optimizer.kernel(false);
   constexpr size_t kChunk = 32768;

@@ -2,9 +2,11 @@
 // (types, shapes); what could corrupt memory is checked here again.
 #pragma once
 
+#include <cxxabi.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -23,6 +25,37 @@ template <class T>
 using Array = py::array_t<T, py::array::c_style>;
 using Keys64 = Array<int64_t>;
 using Floats = Array<float>;
+
+// Lets other Python threads run while the engine works. When the interpreter is gone meanwhile (the process exits under
+// a daemon thread), CPython ends the thread that asks for it back by unwinding its stack, which no C++ destructor lets
+// through: the process would abort. Such a thread sleeps until the process has ended.
+class GilRelease {
+ public:
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  GilRelease(const GilRelease&) = delete;
+  ~GilRelease() {
+    if (Finalizing()) Sleep();
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (const abi::__forced_unwind&) {
+      Sleep();  // the interpreter went while this thread waited for it
+    }
+  }
+
+ private:
+  static bool Finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing() != 0;
+#else
+    return _Py_IsFinalizing() != 0;
+#endif
+  }
+  [[noreturn]] static void Sleep() {
+    for (;;) pause();
+  }
+
+  PyThreadState* state_;
+};
 
 // A new 64-byte aligned array whose memory comes from the pool.
 template <class T>

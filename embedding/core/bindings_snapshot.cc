@@ -6,7 +6,7 @@ namespace deeprec {
 namespace {
 
 std::unique_ptr<Snapshot> MakeSnapshot(Table& table, bool changed_only) {
-  py::gil_scoped_release release;
+  GilRelease release;
   return std::make_unique<Snapshot>(&table, changed_only);
 }
 
@@ -16,7 +16,7 @@ py::dict ReadRows(Snapshot& snapshot, size_t begin, size_t n) {
   result["key"] = keys;
   const RowColumns columns = NewColumns(snapshot.table(), n, &result);
   int64_t* out = keys.mutable_data();
-  py::gil_scoped_release release;
+  GilRelease release;
   snapshot.Read(begin, n, out, columns);
   return result;
 }
@@ -24,7 +24,7 @@ py::dict ReadRows(Snapshot& snapshot, size_t begin, size_t n) {
 py::tuple ReadFiltered(Snapshot& snapshot) {
   std::vector<int64_t> keys, counts;
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     snapshot.Filtered(&keys, &counts);
   }
   return py::make_tuple(ToArray(keys), ToArray(counts));
@@ -33,7 +33,7 @@ py::tuple ReadFiltered(Snapshot& snapshot) {
 py::array_t<int64_t> ReadTombstones(Snapshot& snapshot) {
   std::vector<int64_t> keys;
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     keys = snapshot.Tombstones();
   }
   return ToArray(keys);
@@ -46,7 +46,7 @@ py::array_t<uint8_t> ReadBloom(Snapshot& snapshot, int first, int last) {
   const size_t bytes = snapshot.table().bloom()->bucket_bytes();
   auto result = NewArray<uint8_t>({last - first, static_cast<py::ssize_t>(bytes)});
   auto* out = reinterpret_cast<char*>(result.mutable_data());
-  py::gil_scoped_release release;
+  GilRelease release;
   for (int bucket = first; bucket < last; ++bucket) {
     snapshot.Bloom(bucket, out + static_cast<size_t>(bucket - first) * bytes);
   }
@@ -67,7 +67,7 @@ void BindSnapshot(py::module_& module) {
       .def("filtered", &ReadFiltered)
       .def("tombstones", &ReadTombstones)
       .def("bloom", &ReadBloom, py::arg("first"), py::arg("last"))
-      .def("close", &Snapshot::Close, py::call_guard<py::gil_scoped_release>());
+      .def("close", &Snapshot::Close, py::call_guard<GilRelease>());
 }
 
 }  // namespace deeprec

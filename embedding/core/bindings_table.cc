@@ -37,7 +37,7 @@ py::dict ExportRows(Table& table, const Keys64& keys) {
   result["present"] = present;
   const RowColumns columns = NewColumns(table, span.n, &result);
   auto* flags = reinterpret_cast<uint8_t*>(present.mutable_data());
-  py::gil_scoped_release release;
+  GilRelease release;
   table.Export(span, flags, columns);
   return result;
 }
@@ -56,6 +56,7 @@ void ImportRows(Table& table, const Keys64& keys, const Keys64& frequency, const
                 const std::vector<Floats>& slots) {
   const KeySpan span = Span(keys);
   Require(frequency.size() == keys.size() && version.size() == keys.size(), "One frequency and version for each key.");
+  for (size_t i = 0; i < span.n; ++i) Require(frequency.data()[i] >= 0, "frequency must be at least 0.");
   Require(slots.size() == table.optimizer().slots().size(), "One array for each slot of the optimizer.");
   RequireRows(value, span.n, table.dim());
   // The engine only reads these columns.
@@ -72,7 +73,7 @@ void ImportRows(Table& table, const Keys64& keys, const Keys64& frequency, const
     RequireRows(slots[s], span.n, table.slot_width(s));
     columns.slots.push_back(const_cast<float*>(slots[s].data()));
   }
-  py::gil_scoped_release release;
+  GilRelease release;
   table.Import(span, columns);
 }
 
@@ -83,7 +84,7 @@ py::array_t<uint8_t> ExportBloom(Table& table, int first, int last) {
   const size_t bytes = table.bloom()->bucket_bytes();
   auto result = NewArray<uint8_t>({last - first, static_cast<py::ssize_t>(bytes)});
   uint8_t* out = result.mutable_data();
-  py::gil_scoped_release release;
+  GilRelease release;
   for (int bucket = first; bucket < last; ++bucket) {
     table.CopyBloom(bucket, reinterpret_cast<char*>(out + static_cast<size_t>(bucket - first) * bytes), false);
   }
@@ -101,7 +102,7 @@ void ImportBloom(Table& table, int bucket, const py::bytes& counters) {
 py::dict StatsDict(const Table& table) {
   TableStats stats;
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     stats = table.Stats();
   }
   py::dict result;
@@ -180,13 +181,14 @@ std::unique_ptr<Table> MakeTable(const Optimizer& optimizer, const py::dict& val
       {Get<size_t>(values, "blocks"), Get<std::vector<uint32_t>>(values, "block_thresholds"),
        Get<bool>(values, "block_by_rank"), Get<double>(values, "block_rank_base"), Get<double>(values, "block_decay")},
       {},
-      Get<bool>(values, "lru")};
+      Get<bool>(values, "lru"),
+      Get<std::string>(values, "name")};
   for (const py::handle tier : Get<py::list>(values, "tiers")) {
     const auto one = tier.cast<py::dict>();
     config.tiers.push_back({ParseTier(Get<std::string>(one, "kind")), Get<uint64_t>(one, "bytes"),
                             Get<std::string>(one, "path"), Get<int>(one, "node")});
   }
-  py::gil_scoped_release release;
+  GilRelease release;
   return std::make_unique<Table>(config);
 }
 
@@ -203,7 +205,7 @@ void BindTable(py::module_& module) {
           [](Table& table, const Keys64& keys, const Floats& values) {
             const KeySpan span = Span(keys);
             RequireRows(values, span.n, table.dim());
-            py::gil_scoped_release release;
+            GilRelease release;
             table.Upsert(span, values.data());
           },
           py::arg("keys").noconvert(), py::arg("values").noconvert())
@@ -211,7 +213,7 @@ void BindTable(py::module_& module) {
           "erase",
           [](Table& table, const Keys64& keys) {
             const KeySpan span = Span(keys);
-            py::gil_scoped_release release;
+            GilRelease release;
             return table.Erase(span);
           },
           py::arg("keys").noconvert())
@@ -220,7 +222,7 @@ void BindTable(py::module_& module) {
           [](Table& table, int64_t step, int64_t now) {
             std::vector<int64_t> evicted;
             {
-              py::gil_scoped_release release;
+              GilRelease release;
               evicted = table.Evict(step, now);
             }
             return ToArray(evicted);
@@ -233,29 +235,29 @@ void BindTable(py::module_& module) {
             auto present = NewArray<bool>({static_cast<py::ssize_t>(span.n)});
             auto* flags = reinterpret_cast<uint8_t*>(present.mutable_data());
             {
-              py::gil_scoped_release release;
+              GilRelease release;
               table.Export(span, flags, {});
             }
             return present;
           },
           py::arg("keys").noconvert())
-      .def("refresh_ranks", &Table::RefreshRanks, py::call_guard<py::gil_scoped_release>())
-      .def("maintain", &Table::Maintain, py::call_guard<py::gil_scoped_release>())
-      .def("mark_saved", &Table::MarkSaved, py::call_guard<py::gil_scoped_release>())
+      .def("refresh_ranks", &Table::RefreshRanks, py::call_guard<GilRelease>())
+      .def("maintain", &Table::Maintain, py::call_guard<GilRelease>())
+      .def("mark_saved", &Table::MarkSaved, py::call_guard<GilRelease>())
       .def("export_bloom", &ExportBloom, py::arg("first"), py::arg("last"))
       .def("import_bloom", &ImportBloom, py::arg("bucket"), py::arg("counters"))
-      .def("clear", &Table::Clear, py::call_guard<py::gil_scoped_release>())
+      .def("clear", &Table::Clear, py::call_guard<GilRelease>())
       .def("keys",
            [](Table& table) {
              std::vector<int64_t> rows, filtered, counts;
              {
-               py::gil_scoped_release release;
+               GilRelease release;
                table.Keys(&rows, &filtered, &counts);
              }
              return py::make_tuple(ToArray(rows), ToArray(filtered), ToArray(counts));
            })
       .def("export_rows", &ExportRows, py::arg("keys").noconvert())
-      .def("reserve", &Table::Reserve, py::arg("rows"), py::call_guard<py::gil_scoped_release>())
+      .def("reserve", &Table::Reserve, py::arg("rows"), py::call_guard<GilRelease>())
       .def("import_rows", &ImportRows, py::arg("keys").noconvert(), py::arg("frequency").noconvert(),
            py::arg("version").noconvert(), py::arg("time"), py::arg("blocks"), py::arg("value").noconvert(),
            py::arg("slots"))
@@ -263,7 +265,7 @@ void BindTable(py::module_& module) {
           "import_filtered",
           [](Table& table, const Keys64& keys, const Keys64& counts) {
             const KeySpan span = Span(keys, counts);
-            py::gil_scoped_release release;
+            GilRelease release;
             table.ImportFiltered(span);
           },
           py::arg("keys").noconvert(), py::arg("counts").noconvert())

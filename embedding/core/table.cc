@@ -239,8 +239,9 @@ void Table::GrowTo(Shard& shard, Entry* entry, size_t wanted) {
 void Table::Update(const Row& row, uint64_t hash, const float* gradient, const StepArgs& args, int64_t step,
                    int64_t now, float* scratch) const {
   const size_t dim = row.layout->dim;
-  row.meta[0] = step;
-  if (time_word_ >= 0) row.meta[time_word_] = now;
+  // A late update does not make a row older than it is.
+  row.meta[0] = std::max(row.meta[0], step);
+  if (time_word_ >= 0) row.meta[time_word_] = std::max(row.meta[time_word_], now);
   if (config_.optimizer.clips()) {
     std::copy(gradient, gradient + dim, scratch);
     config_.optimizer.Clip(scratch, dim);

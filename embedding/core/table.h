@@ -59,6 +59,7 @@ struct TableConfig {
   BlockConfig block;
   std::vector<TierConfig> tiers;  // the first holds what is computed on; empty is memory without limit
   bool lru = false;               // which rows leave the first tier; otherwise the least frequent
+  std::string name;               // for errors
 };
 
 struct TierStats {
@@ -67,7 +68,10 @@ struct TierStats {
 };
 
 struct TableStats {
-  int64_t rows = 0, filtered = 0, admitted = 0, evicted = 0, lookups = 0, hits = 0, dropped = 0, bytes = 0;
+  int64_t rows = 0, admitted = 0, evicted = 0, lookups = 0, hits = 0, dropped = 0, bytes = 0;
+  // Keys that are counted and have no row; estimated for the Bloom filter. The probability filter counts no keys: the
+  // occurrences that it did not admit.
+  int64_t filtered = 0;
   int64_t promoted = 0, demoted = 0;
   std::vector<TierStats> tiers;
   std::string background_error;  // the last one of moving rows ahead of need; empty if the last try went well
@@ -164,6 +168,7 @@ class Table {
     std::vector<uint64_t> tombstones;
     bool tombstones_lost = false;  // there were too many to keep: the next snapshot must be full
     int64_t filtered = 0, admitted = 0, evicted = 0, dropped = 0, promoted = 0, demoted = 0;
+    int64_t refused = 0;          // occurrences that the probability filter did not admit
     int64_t clock = 0;            // of accesses, for LRU
     uint32_t no_room = 0;         // for that many moves up, no room is looked for: there was none
     uint32_t cold_frequency = 0;  // LFU: rows that frequent were moved down last
@@ -197,6 +202,9 @@ class Table {
 
   template <class Work>
   void ForEachShardOf(const KeySpan& keys, Work&& work);
+  // Runs the work; names the table in its StorageFull.
+  template <class Work>
+  auto Named(Work&& work) const;
 
   void DefaultRow(uint64_t hash, float* out) const;
   void FillStart(uint64_t hash, const Row& row, size_t begin) const;
@@ -239,8 +247,10 @@ class Table {
   void PrefetchRow(const Shard& shard, const Entry& entry, size_t bytes) const;
   void Touch(Shard& shard, int64_t* meta);
 
-  // Counts occurrences; the entry then has a row, or null or an entry without one is returned.
-  Entry* Count(Shard& shard, Entry* entry, const Item& item, int64_t call);
+  // Counts occurrences (`draws` of them are the probability filter's); the entry then has a row, or null or an entry
+  // without one is returned.
+  Entry* Count(Shard& shard, Entry* entry, const Item& item, uint32_t draws, int64_t call);
+  const uint32_t* Draws(const Item* items, size_t n) const;
   size_t WantedClass(const Entry& entry, const int64_t* meta) const;
   // Gives the row the blocks that its frequency deserves, or those of a class; what it learned stays.
   void Grow(Shard& shard, Entry* entry);

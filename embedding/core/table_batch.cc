@@ -39,7 +39,7 @@ Scratch& ThreadScratch() {
   return scratch;
 }
 
-Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, int64_t call) {
+Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, uint32_t draws, int64_t call) {
   using Kind = AdmissionConfig::Kind;
   if (entry != nullptr) Changing(shard, entry);
   if (entry != nullptr && entry->has_row()) {
@@ -65,7 +65,8 @@ Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, int64_t call) 
       admitted = frequency >= config_.admission.threshold;
       break;
     case Kind::kProbability:
-      admitted = DrawAdmission(config_.admission, item.hash, call, item.count);
+      admitted = DrawAdmission(config_.admission, item.hash, call, draws);
+      if (!admitted) shard.refused += item.count;
       break;
   }
   if (admitted) entry = MakeRow(shard, entry, item.hash, 0);
@@ -73,10 +74,26 @@ Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, int64_t call) 
   return entry;
 }
 
+// For the probability filter, which remembers nothing of an id: at a key's first item all its occurrences in the batch,
+// 0 at its repeats, so that the repeats count and are drawn for once. Null for other filters.
+const uint32_t* Table::Draws(const Item* items, size_t n) const {
+  if (config_.admission.kind != AdmissionConfig::Kind::kProbability) return nullptr;
+  Scratch& scratch = ThreadScratch();
+  LinkDuplicates(items, n, scratch);
+  scratch.draws.assign(n, 0);
+  for (const uint32_t head : scratch.first) {
+    uint64_t total = 0;
+    for (uint32_t i = head; i != kNone; i = scratch.next[i]) total += items[i].count;
+    scratch.draws[head] = static_cast<uint32_t>(std::min<uint64_t>(total, std::numeric_limits<uint32_t>::max()));
+  }
+  return scratch.draws.data();
+}
+
 // Rows of one class in memory: pointers stay valid, so each key is looked for once.
 template <bool kTrain>
 void Table::LookupSimple(Shard& shard, const Item* items, size_t n, int64_t call, float* out) {
   const size_t dim = config_.dim;
+  const uint32_t* draws = kTrain ? Draws(items, n) : nullptr;
   std::vector<float*>& rows = ThreadScratch().rows;
   rows.resize(n);
   size_t hits = 0;
@@ -97,7 +114,7 @@ void Table::LookupSimple(Shard& shard, const Item* items, size_t n, int64_t call
       const bool hit = entry != nullptr && entry->has_row();
       hits += hit;
       if (kTrain) {
-        entry = Count(shard, entry, items[i], call);
+        entry = Count(shard, entry, items[i], draws == nullptr ? 1 : draws[i], call);
         late = late || (filters_ && !hit && entry != nullptr && entry->has_row());
       }
       rows[i] = nullptr;
@@ -127,6 +144,7 @@ void Table::LookupSimple(Shard& shard, const Item* items, size_t n, int64_t call
 template <bool kTrain>
 void Table::LookupGeneral(Shard& shard, const Item* items, size_t n, int64_t call, float* out) {
   const size_t dim = config_.dim;
+  const uint32_t* draws = kTrain ? Draws(items, n) : nullptr;
   std::vector<int64_t>& scratch = ThreadScratch().view;
   size_t hits = 0;
   // All are counted before any is read: a key that a repeat admits or grows reads the same everywhere in the batch.
@@ -137,7 +155,7 @@ void Table::LookupGeneral(Shard& shard, const Item* items, size_t n, int64_t cal
       const size_t i = step - kDistance;
       Entry* entry = shard.index.Find(items[i].hash);
       hits += entry != nullptr && entry->has_row();
-      entry = Count(shard, entry, items[i], call);
+      entry = Count(shard, entry, items[i], draws == nullptr ? 1 : draws[i], call);
       if (has_blocks() && entry != nullptr && entry->has_row()) Grow(shard, entry);
     }
   }
@@ -173,7 +191,7 @@ bool Table::Read(int shard_index, const Item* items, size_t n, float* out, bool 
   }
   std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
   if (!Take(lock, wait)) return false;
-  LookupGeneral<false>(shard, items, n, 0, out);
+  Named([&] { LookupGeneral<false>(shard, items, n, 0, out); });
   if (OverHighWater(shard)) RequestMaintenance(this);
   return true;
 }
@@ -182,7 +200,9 @@ bool Table::Train(int shard_index, const Item* items, size_t n, int64_t call, fl
   Shard& shard = *shards_[shard_index];
   std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
   if (!Take(lock, wait)) return false;
-  simple_ ? LookupSimple<true>(shard, items, n, call, out) : LookupGeneral<true>(shard, items, n, call, out);
+  Named([&] {
+    simple_ ? LookupSimple<true>(shard, items, n, call, out) : LookupGeneral<true>(shard, items, n, call, out);
+  });
   if (tiered_ && OverHighWater(shard)) RequestMaintenance(this);
   return true;
 }

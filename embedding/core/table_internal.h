@@ -55,7 +55,7 @@ bool Take(Lock& lock, bool wait) {
 // Scratch of a thread, kept between batches.
 struct Scratch {
   std::vector<float*> rows;
-  std::vector<uint32_t> table, first, next, last;
+  std::vector<uint32_t> table, first, next, last, draws;
   std::vector<double> sum;
   std::vector<float> gradient, update, start;
   std::vector<int64_t> row, view;
@@ -116,12 +116,21 @@ void Table::EditInPlace(Shard& shard, const Entry& entry, Work&& work) {
 }
 
 template <class Work>
+auto Table::Named(Work&& work) const {
+  try {
+    return work();
+  } catch (const StorageFull& full) {
+    throw StorageFull("Table '" + config_.name + "': " + full.what());
+  }
+}
+
+template <class Work>
 void Table::ForEachShardOf(const KeySpan& keys, Work&& work) {
   ForEachGroup(GroupByShard({keys}), [&](size_t, int shard_index, const Item* items, size_t n, bool wait) {
     Shard& shard = *shards_[shard_index];
     std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
     if (!Take(lock, wait)) return false;
-    work(shard, items, n);
+    Named([&] { work(shard, items, n); });
     return true;
   });
 }

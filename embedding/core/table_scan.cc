@@ -15,6 +15,12 @@ double Norm(const std::vector<float>& values) {
   return std::sqrt(square);
 }
 
+int64_t TierRows(const TableStats& stats) {
+  int64_t rows = 0;
+  for (const TierStats& tier : stats.tiers) rows += tier.rows;
+  return rows;
+}
+
 }  // namespace
 
 void Table::Upsert(const KeySpan& keys, const float* values) {
@@ -113,14 +119,14 @@ void Table::Clear() {
     for (RowSlabs& slab : shard->slabs) slab.Clear();
     for (auto& tier : shard->lower) tier->Clear();
     shard->tombstones.clear();
-    shard->filtered = 0;
+    shard->filtered = shard->refused = 0;
   }
   if (bloom_) {
     for (int bucket = 0; bucket < kNumBuckets; ++bucket) {
       Shard& shard = *shards_[bucket & (kShards - 1)];
       std::unique_lock<std::shared_mutex> lock(shard.mutex);
       BloomChanging(shard, bucket);
-      std::fill(bloom_->bucket_data(bucket), bloom_->bucket_data(bucket) + bloom_->bucket_bytes(), 0);
+      bloom_->Clear(bucket);
     }
   }
 }
@@ -132,6 +138,7 @@ void Table::CopyBloom(int bucket, char* counters, bool in) {
   if (in) {
     BloomChanging(shard, bucket);
     std::memcpy(data, counters, bloom_->bucket_bytes());
+    bloom_->Recount(bucket);
   } else {
     std::memcpy(counters, data, bloom_->bucket_bytes());
   }
@@ -291,8 +298,10 @@ TableStats Table::Stats() const {
   stats.tiers.resize(config_.tiers.size());
   for (size_t tier = 0; tier < config_.tiers.size(); ++tier) stats.tiers[tier].kind = DescribeTier(config_.tiers[tier]);
   int64_t index_bytes = bloom_ ? static_cast<int64_t>(bloom_->bytes()) : 0;
-  for (const auto& shard : shards_) {
+  for (int s = 0; s < kShards; ++s) {
+    const auto& shard = shards_[s];
     std::shared_lock<std::shared_mutex> lock(shard->mutex);
+    const int64_t rows_before = TierRows(stats);
     for (const RowSlabs& slab : shard->slabs) {
       stats.tiers[0].rows += static_cast<int64_t>(slab.live());
       stats.tiers[0].bytes += static_cast<int64_t>(slab.bytes());
@@ -303,7 +312,12 @@ TableStats Table::Stats() const {
       stats.tiers[tier + 1].bytes += static_cast<int64_t>(shard->lower[tier]->bytes());
     }
     index_bytes += static_cast<int64_t>(shard->index.bytes());
-    stats.filtered += shard->filtered;
+    stats.filtered += shard->filtered + shard->refused;
+    if (bloom_) {
+      double counted = 0;
+      for (int bucket = s; bucket < kNumBuckets; bucket += kShards) counted += bloom_->EstimateKeys(bucket);
+      stats.filtered += std::max<int64_t>(0, std::llround(counted) - (TierRows(stats) - rows_before));
+    }
     stats.admitted += shard->admitted;
     stats.evicted += shard->evicted;
     stats.dropped += shard->dropped;

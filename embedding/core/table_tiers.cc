@@ -138,10 +138,10 @@ void Table::MakeRoom(Shard& shard, size_t row_class) {
     return;
   }
   if (shard.lower.empty()) {
-    throw StorageFull(
-        "The table's memory is full and it has no other tier: raise storage_size, evict, or add a tier. "
-        "Received: storage_size=" +
-        std::to_string(shard_limit_ * kShards));
+    throw StorageFull(std::string("The ") + TierName(config_.tiers[0].kind) +
+                      " tier is full and there is no tier below it: raise storage_size, evict, or add a tier. "
+                      "Received: storage_size=" +
+                      std::to_string(shard_limit_ * kShards));
   }
   Demote(shard, 0, std::max(bytes, shard_limit_ / 16));
   if (!fits()) Squeeze(shard, row_class);

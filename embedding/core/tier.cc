@@ -9,6 +9,22 @@
 
 namespace deeprec {
 
+const char* TierName(TierKind kind) {
+  switch (kind) {
+    case TierKind::kDram:
+      return "DRAM";
+    case TierKind::kPmemFile:
+      return "PMEM_LIBPMEM";
+    case TierKind::kPmemMemkind:
+      return "PMEM_MEMKIND";
+    case TierKind::kSsd:
+      return "SSDHASH";
+    case TierKind::kLevelDb:
+      return "LEVELDB";
+  }
+  return "unknown";
+}
+
 std::unique_ptr<TierStore> MakeTierStore(const TierConfig& config, const std::vector<RowLayout>& classes) {
   switch (config.kind) {
     case TierKind::kSsd:
@@ -63,8 +79,9 @@ size_t ChunkBytes(const TierConfig& config, const std::vector<RowLayout>& classe
 }
 
 [[noreturn]] void ThrowFull(const TierConfig& config) {
-  throw StorageFull("A tier is full: raise its storage_size, or evict. Received: storage_size=" +
-                    std::to_string(config.bytes));
+  throw StorageFull(
+      std::string("The ") + TierName(config.kind) +
+      " tier is full: raise its storage_size, or evict. Received: storage_size=" + std::to_string(config.bytes));
 }
 
 }  // namespace deeprec

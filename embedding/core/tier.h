@@ -18,6 +18,7 @@
 namespace deeprec {
 
 enum class TierKind { kDram, kPmemFile, kPmemMemkind, kSsd, kLevelDb };
+const char* TierName(TierKind kind);  // as in a storage_type
 
 struct TierConfig {
   TierKind kind = TierKind::kDram;
