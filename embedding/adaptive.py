@@ -71,6 +71,9 @@ class AdaptiveEmbedding:
         self.shared = EmbeddingVariable(
             f"{name}/shared", embedding_dim, option=shared, optimizer=optimizer, seed=seed
         )
+        # Ids with an own row that has not taken over the shared row's content yet, because something failed in between:
+        # they are cold until their next training lookup.
+        self._unpromoted = np.empty(0, np.int64)
         self._lock = threading.Lock()
 
     def shared_keys(self, keys: npt.ArrayLike) -> Int64Array:
@@ -86,18 +89,29 @@ class AdaptiveEmbedding:
         distinct, inverse, counts = unique(keys)
         with self._lock:
             before = self.own.contains(distinct)
-            rows = self.own.lookup(distinct, counts, train=train)
-            has_own = self.own.contains(distinct) if train else before
-            fresh = has_own & ~before
-            if fresh.any():
-                rows[fresh] = self._promote(distinct[fresh])
-            cold = ~has_own
+            try:
+                rows = self.own.lookup(distinct, counts, train=train)
+            finally:  # an error may come after some rows were made
+                if train:
+                    made = self.own.contains(distinct)
+                    self._unpromoted = np.union1d(self._unpromoted, distinct[made & ~before])
+            if train and len(self._unpromoted):
+                fresh = made & np.isin(distinct, self._unpromoted)
+                if fresh.any():
+                    rows[fresh] = self._promote(distinct[fresh])
+            cold = ~self._hot(distinct)
             if cold.any():
                 rows[cold] = self.shared.lookup(self.shared_keys(distinct[cold]), counts[cold], train=train)
         return rows[inverse]
 
     def apply_gradients(
-        self, keys: npt.ArrayLike, gradients: npt.ArrayLike, *, step: int, learning_rate: float | None = None
+        self,
+        keys: npt.ArrayLike,
+        gradients: npt.ArrayLike,
+        *,
+        step: int,
+        learning_rate: float | None = None,
+        now: float | None = None,
     ) -> None:
         """Update own rows, and shared rows by the summed gradients of the cold ids that share them.
 
@@ -106,19 +120,24 @@ class AdaptiveEmbedding:
             gradients: float32 `[n, embedding_dim]`.
             step: number of this update, from 1.
             learning_rate: for this update; None takes the optimizer's.
+            now: wall-clock seconds for TimeEvict; None takes the clock.
         """
         wanted = as_keys(keys)
         array = self.own.check_rows(gradients, len(wanted), "gradients")
         with self._lock:
-            own = self.own.contains(wanted)
-            self.own.apply_gradients(wanted[own], array[own], step=step, learning_rate=learning_rate)
+            own = self._hot(wanted)
+            self.own.apply_gradients(wanted[own], array[own], step=step, learning_rate=learning_rate, now=now)
             shared = self.shared_keys(wanted[~own])
-            self.shared.apply_gradients(shared, array[~own], step=step, learning_rate=learning_rate)
+            self.shared.apply_gradients(shared, array[~own], step=step, learning_rate=learning_rate, now=now)
 
     def evict(self, step: int, now: float | None = None) -> Int64Array:
         """Run the eviction policies on the own rows; an evicted id is cold again. Returns the ids."""
         with self._lock:
             return self.own.evict(step, now)
+
+    def _hot(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
+        own = self.own.contains(keys)
+        return own & ~np.isin(keys, self._unpromoted) if len(self._unpromoted) else own
 
     def _promote(self, keys: Int64Array) -> Float32Array:
         """Give own rows the content of the shared ones; returns their values."""
@@ -127,4 +146,5 @@ class AdaptiveEmbedding:
         shared = next(self.shared.export(len(source), source))
         frequency = next(self.own.export(len(keys), keys)).frequency
         self.own.import_rows(replace(shared, key=keys, frequency=frequency))
+        self._unpromoted = np.setdiff1d(self._unpromoted, keys)
         return shared.value

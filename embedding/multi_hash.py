@@ -86,7 +86,13 @@ class MultiHashVariable:
         return self._combine(self._parts(self.digits(keys), train))
 
     def apply_gradients(
-        self, keys: npt.ArrayLike, gradients: npt.ArrayLike, *, step: int, learning_rate: float | None = None
+        self,
+        keys: npt.ArrayLike,
+        gradients: npt.ArrayLike,
+        *,
+        step: int,
+        learning_rate: float | None = None,
+        now: float | None = None,
     ) -> None:
         """Update the rows of every table by the chain rule; gradients of ids that share a row are summed.
 
@@ -95,6 +101,7 @@ class MultiHashVariable:
             gradients: of the combined rows, float32 `[n, embedding_dim]`.
             step: number of this update, from 1.
             learning_rate: for this update; None takes the optimizer's.
+            now: wall-clock seconds for TimeEvict; None takes the clock.
         """
         digits = self.digits(keys)
         array = np.asarray(gradients, np.float32)
@@ -114,7 +121,7 @@ class MultiHashVariable:
             ]
             parts = [array * other for other in others]
         for table, digit, part in zip(self.tables, digits, parts, strict=True):
-            table.apply_gradients(digit, part, step=step, learning_rate=learning_rate)
+            table.apply_gradients(digit, part, step=step, learning_rate=learning_rate, now=now)
 
     def _parts(self, digits: list[Int64Array], train: bool) -> list[Float32Array]:
         return lookup_tables(self.tables, digits, [None] * len(digits), train=train)

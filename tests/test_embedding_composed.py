@@ -7,10 +7,18 @@ import itertools
 import numpy as np
 import pytest
 
+from deeprec_spark.embedding import _core
 from deeprec_spark.embedding.adaptive import AdaptiveEmbedding
 from deeprec_spark.embedding.multi_hash import MultiHashVariable
 from deeprec_spark.embedding.optimizers import SGD, Adagrad
-from deeprec_spark.embedding.options import CounterFilter, EmbeddingVariableOption, GlobalStepEvict
+from deeprec_spark.embedding.options import (
+    CounterFilter,
+    EmbeddingVariableOption,
+    GlobalStepEvict,
+    StorageOption,
+    StorageType,
+    TimeEvict,
+)
 
 # MultiHashVariable
 
@@ -145,3 +153,46 @@ def test_adaptive_arguments_are_checked() -> None:
         _adaptive(filter_option=CounterFilter(2))
     with pytest.raises(ValueError, match=r"shape=\(1, 3\)"):
         _adaptive().apply_gradients([1], np.zeros((1, 3)), step=1)
+
+
+def test_an_error_half_way_loses_nothing_that_the_shared_row_learned() -> None:
+    """Rows made before the error counted as promoted, with start values."""
+    option = EmbeddingVariableOption(
+        storage_option=StorageOption(StorageType.DRAM, storage_size=(64 * 20 * 40,))
+    )
+    table = AdaptiveEmbedding(
+        "a",
+        4,
+        hash_bucket_size=1,
+        promote_freq=2,
+        optimizer=SGD(1.0),
+        option=option,
+    )
+    ids = np.arange(3000)
+    table.lookup(ids, train=True)
+    table.apply_gradients([0], np.full((1, 4), -100.0), step=1)
+    learned = table.lookup([5000])
+    with pytest.raises(_core.StorageFullError, match="Table 'a/own'"):
+        table.lookup(ids, train=True)
+    own = ids[table.own.contains(ids)]
+    assert 0 < len(own) < len(ids)
+    np.testing.assert_array_equal(table.lookup(own), np.repeat(learned, len(own), axis=0))
+    # Until they have taken the shared row over, they learn with it.
+    table.apply_gradients(own[:1], np.full((1, 4), -1.0), step=2)
+    np.testing.assert_allclose(table.lookup([5000]), learned + 1)
+    np.testing.assert_allclose(table.lookup(own, train=True), np.repeat(learned + 1, len(own), axis=0))
+    table.apply_gradients(own[:1], np.full((1, 4), -1.0), step=3)
+    np.testing.assert_allclose(table.lookup(own[:2]), np.concatenate([learned + 2, learned + 1]))
+    np.testing.assert_allclose(table.lookup([5000]), learned + 1)
+
+
+def test_composed_tables_take_the_time_of_an_update() -> None:
+    option = EmbeddingVariableOption(evict_option=TimeEvict(60))
+    adaptive = AdaptiveEmbedding("a", 4, hash_bucket_size=1, promote_freq=1, option=option)
+    adaptive.lookup([1, 2], train=True)
+    for key, now in ((1, 1000.0), (2, 1050.0)):
+        adaptive.apply_gradients([key], np.ones((1, 4)), step=1, now=now)
+    assert adaptive.evict(2, now=1061.0).tolist() == [1]
+    multi = MultiHashVariable("m", [(4, 4), (4, 4)], option=option)
+    multi.apply_gradients([0], np.ones((1, 4)), step=1, now=1000.0)
+    assert [next(table.export()).time.tolist() for table in multi.tables] == [[1000]] * 2  # type: ignore[union-attr]  # it has times
