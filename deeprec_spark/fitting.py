@@ -201,6 +201,8 @@ class FitLoop:
             manifest = checkpoint.load(chain[-1], verify=False)
             logger.info("Going on from step %d: %s", manifest.step, chain[-1])
             self._restore(chain, manifest.save_id)
+            if manifest.save_id is not None and chain[-1].startswith(f"{self._model_dir}/checkpoints/"):
+                self._saver.build_on(chain[-1], manifest.save_id)
             if chain[-1] != self._start:
                 position = FitPosition.from_dict(manifest.position)
                 if position is None or position.finished or self._identity.differences(position.fit):

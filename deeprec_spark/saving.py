@@ -97,7 +97,6 @@ class Saver:
         describe: gives the data position at a cut; called while workers are held.
         commit: makes the checkpoint of a draft, calling its `write`; returns its directory.
         on_saved: told of each save, in the thread that made it.
-        last: the newest save, for the next incremental one to build on.
     """
 
     def __init__(
@@ -108,22 +107,25 @@ class Saver:
         describe: Callable[[Cut], Mapping[str, Any]],
         commit: Callable[[Draft], str],
         on_saved: Callable[[SaveRecord], None],
-        last: SaveRecord | None = None,
     ) -> None:
         self._cutter = cutter
         self._options = options
         self._describe = describe
         self._commit = commit
         self._on_saved = on_saved
-        self._last = last
+        # Directory and id of the save that the next incremental one builds on.
+        self._base: tuple[str, str] | None = None
         self._thread: threading.Thread | None = None
-        now = time.monotonic()
         # (seconds, step) of the last save of each kind; a full one counts as an incremental one, too.
-        self._full_at = self._any_at = (now, 0 if last is None else last.step)
+        self._full_at = self._any_at = (time.monotonic(), 0)
 
     def start_at(self, step: int) -> None:
         """Training goes on from this step: rules count from here."""
         self._full_at = self._any_at = (time.monotonic(), step)
+
+    def build_on(self, directory: str, save_id: str) -> None:
+        """The nodes have read this checkpoint: the next incremental one may build on it."""
+        self._base = (directory, save_id)
 
     def tick(self, step: int) -> None:
         """Start a save in the background if a rule asks for one and none is running; called often."""
@@ -148,10 +150,8 @@ class Saver:
         self.wait()
         if commit is None:
             return self._save(kind)
-        record = self._write("full", commit)
         # Its folder is not where incremental ones may build on it.
-        self._last = None
-        return record
+        return self._write("full", commit)
 
     def wait(self, timeout: float = _JOIN_SECONDS) -> None:
         """Wait for the running save, if there is one.
@@ -190,17 +190,17 @@ class Saver:
 
     def _save(self, kind: Literal["full", "incremental"]) -> SaveRecord:
         record = self._write(kind, self._commit)
-        self._last = record
+        self._base = (record.directory, record.save_id)
         self._mark(record.kind, record.step)
         self._on_saved(record)
         return record
 
     def _write(self, kind: Literal["full", "incremental"], commit: Callable[[Draft], str]) -> SaveRecord:
-        last = self._last if kind == "incremental" else None
+        last = self._base if kind == "incremental" else None
         # Whatever happens, the tables no longer know the last save as their base.
-        self._last = None
-        cut = self._cutter.take(None if last is None else last.save_id, self._describe)
-        base = last.directory if last is not None and cut.base is not None else None
+        self._base = None
+        cut = self._cutter.take(None if last is None else last[1], self._describe)
+        base = last[0] if last is not None and cut.base is not None else None
 
         def write(directory: str) -> list[CheckpointFile]:
             files, draft.write_seconds = self._cutter.write(cut, directory)

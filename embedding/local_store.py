@@ -142,6 +142,11 @@ class LocalStore:
             [request.keys[name].counts for name in names],
             train=request.train,
         )
+        if request.unknown == "default" and not request.train:
+            rows = [
+                self._with_default(name, request.keys[name].keys, part)
+                for name, part in zip(names, rows, strict=True)
+            ]
         dense = state = None
         if request.dense:
             vector, weights = self._require_dense()
@@ -313,6 +318,14 @@ class LocalStore:
             self._specs.clear()
             self._dense = None
             self._state = None
+
+    def _with_default(self, name: str, keys: npt.NDArray[np.int64], rows: Float32Array) -> Float32Array:
+        """The rows, with the table's default where a key has none."""
+        table = self.table(name)
+        absent = ~table.contains(keys)
+        if absent.any():
+            rows[absent] = table.option.init_option.default_value_no_permission
+        return rows
 
     def _require_dense(self) -> tuple[DenseVector, Float32Array]:
         if self._dense is None or self._state is None:

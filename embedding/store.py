@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,13 +49,16 @@ class UniqueKeys:
 class PullRequest:
     """What one step reads: rows by table, and the dense parameters.
 
-    With `train` the keys are counted and admitted and new rows are made; without it nothing changes,
-    and a key that has no row reads its initial value (or the filter's default where there is a filter).
+    With `train` the keys are counted and admitted and new rows are made; without it nothing changes, and `unknown`
+    says what a key that has no row reads: its "start" value (the filter's default where there is a filter), as the
+    first step of training would, or the table's "default", `default_value_no_permission`, as a checkpoint or an
+    exported model gives.
     """
 
     keys: Mapping[str, UniqueKeys]
     train: bool = True
     dense: bool = True
+    unknown: Literal["start", "default"] = "start"
 
 
 @dataclass(frozen=True)

@@ -363,3 +363,21 @@ def test_a_save_during_training_never_mixes_a_row(tmp_path: Path) -> None:
         for thread in threads:
             thread.join(timeout=30)
     assert not failures
+
+
+def test_what_unknown_keys_read_can_be_what_a_checkpoint_gives() -> None:
+    option = EmbeddingVariableOption(init_option=InitializerOption(Constant(2.0), 0.5))
+    filtered = EmbeddingVariableOption(CounterFilter(2), init_option=InitializerOption(Constant(2.0), 0.25))
+    store = LocalStore()
+    store.create_tables([TableSpec("plain", 2, option), TableSpec("filtered", 2, filtered)])
+    known = UniqueKeys(np.array([1]), np.array([1]))
+    store.pull(PullRequest({"plain": known, "filtered": known}, dense=False))
+    asked = UniqueKeys(np.array([7, 1]), np.array([1, 1]))
+
+    def read(**how: object) -> dict[str, list[list[float]]]:
+        request = PullRequest({"plain": asked, "filtered": asked}, dense=False, train=False, **how)
+        return {name: rows.tolist() for name, rows in store.pull(request).rows.items()}
+
+    assert read() == {"plain": [[2.0, 2.0], [2.0, 2.0]], "filtered": [[0.25, 0.25]] * 2}
+    assert read(unknown="default") == {"plain": [[0.5, 0.5], [2.0, 2.0]], "filtered": [[0.25, 0.25]] * 2}
+    assert store.statistics()["plain"]["rows"] == 1

@@ -128,7 +128,8 @@ def test_training_equals_local_store_bit_for_bit(start_cluster, servers):
     chance = np.random.default_rng(servers)
     for step in range(12):
         keys = batch(chance)
-        request = PullRequest(keys, train=step % 4 != 3, dense=step % 3 != 2)
+        unknown = "default" if step % 8 == 7 else "start"
+        request = PullRequest(keys, train=step % 4 != 3, dense=step % 3 != 2, unknown=unknown)
         assert_same_reply(remote.pull(request), local.pull(request))
         update = push_request(chance, keys)
         assert remote.push(update) == local.push(update) == step + 1
@@ -329,6 +330,22 @@ def test_one_synchronous_worker_equals_local_store(start_cluster):
         request, update = PullRequest(keys), push_request(chance, keys)
         assert_same_reply(remote.pull(request), local.pull(request))
         assert remote.push(update) == local.push(update)
+
+
+def test_a_fenced_worker_is_turned_away_and_its_last_position_known(start_cluster):
+    cluster = start_cluster(1, 2)
+    places = iter([{"phase": 1, "rows": [[0, 4]]}, {"phase": 1, "rows": [[0, 8]]}, None])
+    lost = prepared(cluster.store(0, incarnation=3, position=lambda: next(places)))
+    other = prepared(cluster.store(1, incarnation=4))
+    [server] = cluster.services
+    assert server.fence(1, 2) is None, "an earlier copy has pushed nothing"
+    lost.push(PushRequest({}, None, None, 1))
+    lost.push(PushRequest({}, None, None, 1))
+    assert server.fence(1, 3) == {"phase": 1, "rows": [[0, 8]]}
+    with pytest.raises(StaleNodeError, match=r"worker 0 \(rank 1\) was replaced"):
+        lost.push(PushRequest({}, None, None, 1))
+    assert other.push(PushRequest({}, None, None, 1)) == 3
+    assert cluster.store(0, incarnation=5).push(PushRequest({}, None, None, 1)) == 4
 
 
 def test_a_missing_rank_is_named_after_the_deadline(start_cluster):

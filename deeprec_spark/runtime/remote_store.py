@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -275,7 +275,7 @@ def _part_of(request: PullRequest, tables: Sequence[str], places: Sequence[Int64
         table: UniqueKeys(request.keys[table].keys[place], request.keys[table].counts[place])
         for table, place in zip(tables, places, strict=True)
     }
-    return PullRequest(keys, train=request.train, dense=request.dense)
+    return replace(request, keys=keys)
 
 
 def _merge_rows(replies: Sequence[PullReply], table: str, index: int, positions: Positions) -> Float32Array:

@@ -61,7 +61,13 @@ def encode_pull(sender: Sender, request: PullRequest) -> Message:
     """A pull; see `decode_pull`."""
     tables = list(request.keys)
     parts = [request.keys[table] for table in tables]
-    header = {**sender.to_header(), "tables": tables, "train": request.train, "dense": request.dense}
+    header = {
+        **sender.to_header(),
+        "tables": tables,
+        "train": request.train,
+        "dense": request.dense,
+        "unknown": request.unknown,
+    }
     arrays = {
         "lengths": np.array([len(part.keys) for part in parts], dtype=np.int64),
         "keys": _joined([part.keys for part in parts], np.int64),
@@ -80,7 +86,15 @@ def decode_pull(message: Message) -> PullRequest:
         table: UniqueKeys(keys[begin:end], counts[begin:end])
         for table, begin, end in zip(tables, bounds, bounds[1:], strict=False)
     }
-    return PullRequest(parts, train=_flag(message, "train"), dense=_flag(message, "dense"))
+    unknown = message.header.get("unknown")
+    if unknown not in ("start", "default"):
+        raise ValueError(f"A pull says what unknown keys read. Received: unknown={str(unknown)[:100]}")
+    return PullRequest(
+        parts,
+        train=_flag(message, "train"),
+        dense=_flag(message, "dense"),
+        unknown="default" if unknown == "default" else "start",
+    )
 
 
 def encode_pull_reply(reply: PullReply, tables: Sequence[str]) -> Message:

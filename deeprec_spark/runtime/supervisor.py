@@ -71,7 +71,8 @@ def supervise(settings: NodeSettings, rank: int, attempt: str, payload: bytes) -
 def run_node(job: NodeJob, client: NodeClient) -> tuple[int, list[str]]:
     """Start the process, hand it its job, wait for it; its exit code and last lines. It never survives this call."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "deeprec_spark.runtime.node"],
+        # The name is for those who look at the list of processes.
+        [sys.executable, "-u", "-m", "deeprec_spark.runtime.node", job.name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -150,7 +150,7 @@ class Trainer:
         reply = self.store.pull(PullRequest(self._trained(keys), train=True, dense=True))
         self.step = reply.step
         if frozen := {name: unique for name, unique in keys.items() if name in self._frozen}:
-            read = self.store.pull(PullRequest(frozen, train=False, dense=False))
+            read = self.store.pull(PullRequest(frozen, train=False, dense=False, unknown="default"))
             reply = replace(reply, rows={**reply.rows, **read.rows})
         return reply
 
@@ -212,7 +212,8 @@ class Trainer:
         )
         self._weights_are_current = False
 
-    # Evaluation and prediction: the model's own weights, refreshed from the store when it has moved.
+    # Evaluation and prediction: the model's own weights, refreshed from the store when it has moved. Ids without a row
+    # read the default of their table, as in a checkpoint or an exported model.
 
     def evaluate_step(self, batch: Batch) -> None:
         """Add one batch to the metrics; changes no parameter."""
@@ -349,7 +350,8 @@ class Trainer:
         if not self._weights_are_current:
             self.refresh()
         prepared = self._prepare(batch, training=False, labels=labels)
-        reply = self.store.pull(PullRequest(prepared.lookups.keys, train=False, dense=False))
+        keys = prepared.lookups.keys
+        reply = self.store.pull(PullRequest(keys, train=False, dense=False, unknown="default"))
         return prepared, RowTensors.of(self._recording(training=False).plan, prepared.lookups, reply.rows)
 
     def _recording(self, training: bool) -> Recording:

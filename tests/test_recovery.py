@@ -1,0 +1,269 @@
+"""Restarts, SIGTERM, positions and plans: the parts of recovery that need no nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from deeprec_spark.cluster import ClusterOptions
+from deeprec_spark.data import ParquetDataset, RowRange
+from deeprec_spark.epochs import EpochPlan
+from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays
+from deeprec_spark.recovery import RestartOptions, with_restarts
+from deeprec_spark.runtime.cut import Cut
+from deeprec_spark.runtime.errors import (
+    ConnectionLostError,
+    NodeError,
+    NodeFailure,
+    RegistrationError,
+    RemoteError,
+    SlotsError,
+    TerminatedError,
+    is_lasting,
+)
+from deeprec_spark.saving import CheckpointOptions, Draft, Saver, Termination
+
+QUICK = RestartOptions(max_restarts=2, backoff_secs=0.0)
+
+
+def failing(*errors: Exception) -> tuple[Callable[[], None], list[int]]:
+    """An attempt that fails with these errors, one after another, then succeeds; and the attempts made."""
+    left, made = list(errors), []
+
+    def attempt() -> None:
+        made.append(len(made))
+        if left:
+            raise left.pop(0)
+
+    return attempt, made
+
+
+def run(attempt: Callable[[], None], options: RestartOptions = QUICK) -> list[Exception]:
+    told: list[Exception] = []
+    with_restarts(attempt, options, on_restart=told.append, interrupt=threading.Event())
+    return told
+
+
+def test_nodes_that_failed_are_started_again() -> None:
+    first, second = NodeError("one"), NodeError("two")
+    attempt, made = failing(first, second)
+    assert run(attempt) == [first, second]
+    assert len(made) == 3
+
+
+def test_restarts_are_counted() -> None:
+    attempt, made = failing(NodeError("one"), NodeError("two"), NodeError("three"))
+    with pytest.raises(NodeError, match=r"(?s)three.*restarted 2 times"):
+        run(attempt)
+    assert len(made) == 3
+
+
+def test_what_would_fail_again_is_not_tried_again() -> None:
+    lasting = NodeError("bad model", [NodeFailure(1, "worker 0", "ValueError: bad model", lasting=True)])
+    for error in (lasting, ValueError("of the driver"), RegistrationError("never came up")):
+        attempt, made = failing(error)
+        with pytest.raises(type(error)):
+            run(attempt)
+        assert len(made) == 1
+
+
+def test_a_restart_waits_for_slots_and_nodes() -> None:
+    attempt, made = failing(NodeError("gone"), SlotsError("none yet"), SlotsError("none yet"))
+    assert len(run(attempt)) == 1
+    assert len(made) == 4
+    with pytest.raises(SlotsError):
+        run(failing(SlotsError("at the start"))[0])
+    with pytest.raises(SlotsError):
+        run(failing(NodeError("gone"), SlotsError("no more"))[0], replace(QUICK, slots_secs=0.0))
+    attempt, _ = failing(NodeError("gone"), RegistrationError("not yet"))
+    assert len(run(attempt)) == 2
+
+
+def test_a_pause_ends_when_the_driver_is_to_end() -> None:
+    interrupt = threading.Event()
+    interrupt.set()
+    with pytest.raises(TerminatedError, match="SIGTERM"):
+        with_restarts(failing(NodeError("x"))[0], RestartOptions(), on_restart=print, interrupt=interrupt)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="max_restarts=-1"):
+        RestartOptions(max_restarts=-1)
+    with pytest.raises(ValueError, match="save_secs=0"):
+        CheckpointOptions(save_secs=0)
+    with pytest.raises(ValueError, match="keep_max=0"):
+        CheckpointOptions(keep_max=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "lasting"),
+    [
+        (ValueError("data"), True),
+        (ArithmeticError("not finite"), True),
+        (FileNotFoundError("vocabulary"), True),
+        (ConnectionLostError("server"), False),
+        (RemoteError("server"), False),
+        (TimeoutError("sync"), False),
+        (OSError("no space left"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_whose_fault_an_error_is(error: Exception, lasting: bool) -> None:
+    assert is_lasting(error) == lasting
+
+
+def test_sigterm_is_noted_once_and_its_handler_given_back() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        termination = Termination()
+        with termination.watch():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert termination.asked.wait(10)
+            assert not seen
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM] * 2
+        with Termination().watch(False) as off:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert not off.asked.is_set()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: Termination().watch().__enter__()).result(10)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+PLAN = EpochPlan(
+    ParquetDataset((RowRange("a", 0, 0, 0, 1000), RowRange("b", 1, 0, 0, 500)), "sizes"),
+    ClusterOptions(num_ps=1, num_workers=3),
+    batch_size=10,
+)
+IDENTITY = FitIdentity("async", 2, 0, 10, None, True, 0, 3, PLAN.fingerprint)
+
+
+def test_positions_survive_json() -> None:
+    import json
+
+    position = FitPosition(
+        asdict(IDENTITY),
+        epoch=1,
+        done_epochs=4,
+        history={"loss": [0.5]},
+        within=EpochPosition(
+            steps=7,
+            queue={"epoch": 0, "completed": [1], "done": [[0, 30]]},
+            metrics=[np.array([1.5, 2.5]), np.array([3], np.int32)],
+            workers=[WorkerArrays([np.array(2.0)], [np.array([5, 6], np.uint32)])],
+            samples=70,
+            updates=9,
+        ),
+        learning_rate=0.1,
+        step=100,
+    )
+    again = FitPosition.from_dict(json.loads(json.dumps(position.to_dict())))
+    assert again is not None
+    assert again.to_dict() == position.to_dict()
+    assert again.within is not None
+    assert again.within.metrics[1].dtype == np.int32
+    assert again.within.workers[0].random[0].tolist() == [5, 6]
+    assert FitPosition.from_dict(None) is None
+    assert FitPosition.from_dict({"version": 99}) is None
+
+
+def test_what_differs_between_two_fits_is_named() -> None:
+    assert IDENTITY.differences(asdict(IDENTITY)) == []
+    assert IDENTITY.differences(asdict(replace(IDENTITY, epochs=3))) == ["epochs=2 instead of 3"]
+    assert IDENTITY.differences(asdict(replace(IDENTITY, num_workers=8))) == []
+    ranks = replace(IDENTITY, mode="sync")
+    assert ranks.differences(asdict(replace(ranks, num_workers=8))) == ["num_workers=3 instead of 8"]
+
+
+def test_a_plan_goes_on_with_the_leases_of_other_workers() -> None:
+    queue = PLAN.phase("train", {}, PLAN.rows(0)).queue()
+    assert queue is not None
+    lease = queue.take("x")
+    assert lease is not None
+    position = queue.position({lease.index: 7})
+    fewer = replace(PLAN, cluster=ClusterOptions(num_ps=1, num_workers=1), lease_workers=3)
+    again = fewer.phase("train", {}, fewer.rows(0), position).queue()
+    assert again is not None
+    taken = again.take("y")
+    assert taken is not None
+    assert (taken.item, taken.done) == (lease.item, 7)
+    assert PLAN.rows(0) != PLAN.rows(1)
+    assert (
+        replace(PLAN, dataset=ParquetDataset(PLAN.dataset.ranges, "others")).fingerprint != PLAN.fingerprint
+    )
+
+
+class Cutter:
+    """Plays the nodes of a Saver."""
+
+    def __init__(self) -> None:
+        self.bases: list[str | None] = []
+        self.dropped: list[str] = []
+
+    def take(self, base: str | None, describe: Callable[[Cut], object]) -> Cut:
+        self.bases.append(base)
+        return Cut(f"save {len(self.bases)}", base, 1, 10 * len(self.bases), {}, None, position={})
+
+    def write(self, cut: Cut, directory: str) -> tuple[list[object], float]:
+        return [], 0.5
+
+    def drop(self, save_id: str) -> None:
+        self.dropped.append(save_id)
+
+
+def saver(options: CheckpointOptions, cutter: Cutter, commit: Callable[[Draft], str]) -> tuple[Saver, list]:
+    saved: list = []
+    made = Saver(cutter, options, describe=lambda cut: {}, commit=commit, on_saved=saved.append)  # type: ignore[arg-type]
+    return made, saved
+
+
+def test_rules_decide_when_and_what_is_saved() -> None:
+    cutter, drafts = Cutter(), []
+
+    def commit(draft: Draft) -> str:
+        drafts.append(draft.base)
+        draft.write(f"/dir/{len(drafts)}")
+        return f"/dir/{len(drafts)}"
+
+    made, saved = saver(
+        CheckpointOptions(save_secs=None, save_steps=25, incremental_steps=10), cutter, commit
+    )
+    for step in (0, 9, 10, 15, 20, 36):
+        made.tick(step)
+        made.wait(10)
+    # The first one has nothing to build on; a full one is due 25 steps after it.
+    assert [record.kind for record in saved] == ["full", "incremental", "full"]
+    assert cutter.bases == [None, "save 1", None]
+    assert drafts == [None, "/dir/1", None]
+    assert saved[0].write == 0.5
+
+
+def test_a_save_that_fails_costs_only_itself() -> None:
+    cutter, fail = Cutter(), [True]
+
+    def commit(draft: Draft) -> str:
+        if fail:
+            raise OSError(28, "No space left on device")
+        return "/dir"
+
+    made, saved = saver(CheckpointOptions(save_secs=None, incremental_steps=1), cutter, commit)
+    made.build_on("/before", "save 0")
+    made.tick(1)
+    made.wait(10)
+    assert not saved
+    assert cutter.dropped == ["save 1"]
+    with pytest.raises(OSError, match="No space"):
+        made.save()
+    fail.clear()
+    assert made.save("incremental").kind == "full", "what changed since the failed save is not known"
+    assert cutter.bases == ["save 0", None, None]
