@@ -315,6 +315,26 @@ def test_a_snapshot_that_was_not_read_to_its_end_leaves_its_changes_to_the_next(
     assert _content(copy) == _content(table)
 
 
+@pytest.mark.parametrize("changes", [100, 30_000])
+def test_few_and_many_changes_are_found(changes: int) -> None:
+    """Few are listed as they happen, many are looked for in the index."""
+    option = EmbeddingVariableOption(CounterFilter(2))
+    table, copy = _table(option), _table(option)
+    keys = np.arange(40_000)
+    table.lookup(np.repeat(keys, 2), train=True)
+    with table.snapshot() as full:
+        _apply(copy, full, rows=10_000)
+    for start in (0, 5_000, 100_000):
+        table.lookup(np.arange(start, start + changes), train=True)
+        table.erase(np.arange(start, start + changes // 8))
+        table.lookup(np.arange(start, start + changes // 16), train=True)
+    expected = _content(table)
+    with table.snapshot(changed_only=True) as delta:
+        assert delta.num_rows < 50_000
+        _apply(copy, delta, lambda: table.lookup(keys[:2000], train=True), rows=10_000)
+    assert _content(copy) == expected
+
+
 def test_removals_alone_are_not_lost_with_a_snapshot_that_nobody_read() -> None:
     table = _table()
     table.lookup(np.arange(9), train=True)

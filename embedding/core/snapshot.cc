@@ -17,6 +17,7 @@ constexpr size_t kLeastTombstones = 1024;
 
 void Table::MarkChanged(Shard& shard, Entry* entry) {
   if (entry->pending()) Preserve(shard, *entry);
+  if ((entry->word & kChanged) == 0) ListChanged(shard, entry->hash);
   entry->word = (entry->word & ~kPending) | kChanged;
 }
 
@@ -68,13 +69,21 @@ void Table::MarkSaved() {
     Shard& shard = *shards_[s];
     std::unique_lock<std::shared_mutex> lock(shard.mutex);
     shard.index.ForEach([](Entry* entry) { entry->word &= ~kChanged; });
+    shard.changed = {};
+    shard.changed_known = true;
     shard.tombstones = {};
     shard.tombstones_lost = false;
   });
 }
 
 Snapshot::Snapshot(Table* table, bool changed_only)
-    : table_(table), changed_only_(changed_only), tombstones_(kShards), tombstones_lost_(kShards) {
+    : table_(table),
+      changed_only_(changed_only),
+      tombstones_(kShards),
+      tombstones_lost_(kShards),
+      row_parts_(kShards),
+      filtered_parts_(kShards),
+      listed_(kShards) {
   if (table->snapshot_.exchange(true)) throw std::runtime_error("A snapshot of the table is running already.");
   table->tracks_.store(true);
   updates_ = table->updates();
@@ -91,7 +100,11 @@ void Snapshot::Begin(size_t index) {
   Table::Shard& shard = *table_->shards_[index];
   size_t rows = 0, filtered = 0;
   std::unique_lock<std::shared_mutex> lock(shard.mutex);
-  if (changed_only_) {
+  if (changed_only_ && shard.changed_known) {
+    BeginListed(index);
+    rows = row_parts_[index].size();
+    filtered = filtered_parts_[index].size();
+  } else if (changed_only_) {
     static_assert(kChanged >> 1 == kPending, "changed becomes pending by a shift");
     shard.index.ForEach([&](Entry* entry) {
       if ((entry->word & kChanged) == 0) return;
@@ -104,6 +117,8 @@ void Snapshot::Begin(size_t index) {
       ++(entry->has_row() ? rows : filtered);
     });
   }
+  shard.changed.clear();
+  shard.changed_known = true;
   tombstones_[index].swap(shard.tombstones);
   tombstones_lost_[index] = static_cast<char>(shard.tombstones_lost);
   shard.tombstones_lost = false;
@@ -112,15 +127,37 @@ void Snapshot::Begin(size_t index) {
   num_filtered_.fetch_add(filtered, std::memory_order_relaxed);
 }
 
+// Few changes: found one by one. Rows are noted, counts are read at once.
+void Snapshot::BeginListed(size_t index) {
+  Table::Shard& shard = *table_->shards_[index];
+  const std::vector<uint64_t>& changed = shard.changed;
+  row_parts_[index].reserve(changed.size());
+  for (size_t step = 0; step < changed.size() + kDistance; ++step) {
+    if (step < changed.size()) shard.index.Prefetch(changed[step]);
+    if (step < kDistance) continue;
+    Entry* entry = shard.index.Find(changed[step - kDistance]);
+    if (entry == nullptr || (entry->word & kChanged) == 0) continue;
+    if (entry->has_row()) {
+      entry->word = entry->frequency() | kPending;
+      row_parts_[index].push_back(entry->hash);
+    } else {
+      entry->word = entry->frequency();
+      filtered_parts_[index].push_back({entry->hash, entry->frequency()});
+    }
+  }
+  listed_[index] = 1;
+}
+
 void Snapshot::RequireOpen() const {
   if (!open_) throw std::runtime_error("The snapshot is closed.");
 }
 
 // The hashes of what belongs to the snapshot, in order; counts are read at once.
 void Snapshot::Collect() {
-  std::vector<std::vector<uint64_t>> rows(kShards);
-  std::vector<std::vector<HashedCount>> filtered(kShards);
+  std::vector<std::vector<uint64_t>>& rows = row_parts_;
+  std::vector<std::vector<HashedCount>>& filtered = filtered_parts_;
   ParallelFor(kShards, [&](size_t s) {
+    if (listed_[s] != 0) return;
     Table::Shard& shard = *table_->shards_[s];
     std::unique_lock<std::shared_mutex> lock(shard.mutex);
     rows[s].reserve(num_rows_.load() / kShards + 1024);
@@ -249,6 +286,8 @@ size_t Snapshot::Copied() const {
 void Snapshot::Undo(size_t index) {
   Table::Shard& shard = *table_->shards_[index];
   // What is pending was not read, and what was copied is marked already; what was read is in the lists.
+  shard.changed_known = false;
+  shard.changed = {};
   shard.index.ForEach([](Entry* entry) {
     if (entry->pending()) entry->word = entry->frequency() | kChanged;
   });
@@ -280,11 +319,19 @@ void Snapshot::Close() {
       Entry* entry = shard.index.Find(hash);
       if (entry != nullptr) entry->word |= kChanged;
     };
+    for (const auto& part : row_parts_) {
+      for (const uint64_t hash : part) mark(hash);
+    }
+    for (const auto& part : filtered_parts_) {
+      for (const HashedCount& item : part) mark(item.hash);
+    }
     for (const uint64_t hash : rows_) mark(hash);
     for (const HashedCount& item : filtered_) mark(item.hash);
   }
   rows_ = {};
   filtered_ = {};
+  row_parts_ = {};
+  filtered_parts_ = {};
   table_->snapshot_.store(false);
 }
 

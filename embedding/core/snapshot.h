@@ -52,6 +52,7 @@ class Snapshot {
 
  private:
   void Begin(size_t shard);
+  void BeginListed(size_t shard);
   void Collect();
   void ReadPiece(size_t begin, size_t end, size_t first, int64_t* keys, const RowColumns& columns);
   void Undo(size_t shard);
@@ -63,6 +64,10 @@ class Snapshot {
   std::atomic<size_t> num_rows_{0}, num_filtered_{0}, rows_read_{0};
   std::vector<std::vector<uint64_t>> tombstones_;  // by shard, as the table kept them
   std::vector<char> tombstones_lost_;
+  // By shard: rows and counts, in no order; of a shard whose changes were listed from the beginning, else by Collect.
+  std::vector<std::vector<uint64_t>> row_parts_;
+  std::vector<std::vector<HashedCount>> filtered_parts_;
+  std::vector<char> listed_;
   mutable std::shared_mutex mutex_;  // Close against everything else
   bool open_ = true;
   std::once_flag collected_once_;

@@ -147,7 +147,7 @@ Entry* Table::MakeRow(Shard& shard, Entry* entry, uint64_t hash, size_t row_clas
   const uint32_t place = AllocateTop(shard, row_class);
   if (entry == nullptr) {
     try {
-      entry = shard.index.Insert(hash);
+      entry = Insert(shard, hash);
     } catch (...) {
       shard.slabs[row_class].Free(place);
       throw;

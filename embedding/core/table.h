@@ -167,6 +167,10 @@ class Table {
     // Keys removed since the last snapshot, while changes are tracked; with repeats, and some may be back.
     std::vector<uint64_t> tombstones;
     bool tombstones_lost = false;  // there were too many to keep: the next snapshot must be full
+    // Keys that were marked as changed since the last snapshot, unless they became too many: then the next one looks
+    // for them in the index. Some may be gone, or listed again when they came back.
+    std::vector<uint64_t> changed;
+    bool changed_known = false;
     int64_t filtered = 0, admitted = 0, evicted = 0, dropped = 0, promoted = 0, demoted = 0;
     int64_t refused = 0;          // occurrences that the probability filter did not admit
     int64_t clock = 0;            // of accesses, for LRU
@@ -222,6 +226,8 @@ class Table {
   // read yet. The same for the Bloom counters of a bucket.
   void Changing(Shard& shard, Entry* entry);
   void MarkChanged(Shard& shard, Entry* entry);
+  static void ListChanged(Shard& shard, uint64_t hash);
+  static Entry* Insert(Shard& shard, uint64_t hash);
   void Preserve(Shard& shard, const Entry& entry);
   void BloomChanging(Shard& shard, int bucket);
   void PreserveBloom(Shard& shard, int bucket);

@@ -54,7 +54,7 @@ Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, uint32_t draws
     case Kind::kCounter:
       admitted = frequency >= config_.admission.threshold;
       if (!admitted && entry == nullptr) {
-        entry = shard.index.Insert(item.hash);
+        entry = Insert(shard, item.hash);
         entry->state = kFiltered;
         ++shard.filtered;
       }

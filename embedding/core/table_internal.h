@@ -52,6 +52,9 @@ bool Take(Lock& lock, bool wait) {
   return true;
 }
 
+// So many changed keys of a shard are listed at least.
+constexpr size_t kListed = 256;
+
 // Scratch of a thread, kept between batches.
 struct Scratch {
   std::vector<float*> rows;
@@ -87,6 +90,22 @@ inline void CopyRecord(const RowView& view, const RowLayout& layout, std::vector
 
 inline void Table::Changing(Shard& shard, Entry* entry) {
   if ((entry->word & (kChanged | kPending)) != kChanged) MarkChanged(shard, entry);
+}
+
+inline void Table::ListChanged(Shard& shard, uint64_t hash) {
+  if (!shard.changed_known) return;
+  if (shard.changed.size() == shard.changed.capacity() && shard.changed.size() >= kListed &&
+      shard.changed.size() > shard.index.size() / 8) {
+    shard.changed_known = false;
+    shard.changed = {};
+    return;
+  }
+  shard.changed.push_back(hash);
+}
+
+inline Entry* Table::Insert(Shard& shard, uint64_t hash) {
+  ListChanged(shard, hash);
+  return shard.index.Insert(hash);
 }
 
 inline void Table::BloomChanging(Shard& shard, int bucket) {

@@ -282,7 +282,7 @@ void Table::ImportFiltered(const KeySpan& keys) {
       }
       Entry* entry = shard.index.Find(items[i].hash);
       if (entry == nullptr) {
-        entry = shard.index.Insert(items[i].hash);
+        entry = Insert(shard, items[i].hash);
         entry->state = kFiltered;
         ++shard.filtered;
       }
