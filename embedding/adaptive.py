@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from deeprec_spark.embedding._serial import integer, require
 from deeprec_spark.embedding.hashing import as_keys, unique
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.options import CounterFilter, EmbeddingVariableOption
@@ -53,11 +54,13 @@ class AdaptiveEmbedding:
         optimizer: Optimizer | None = None,
         seed: int = 0,
     ) -> None:
-        if hash_bucket_size < 1 or promote_freq < 1:
-            raise ValueError(
-                "hash_bucket_size and promote_freq must be at least 1. "
-                f"Received: hash_bucket_size={hash_bucket_size}, promote_freq={promote_freq}"
-            )
+        hash_bucket_size = integer("hash_bucket_size", hash_bucket_size, 1)
+        promote_freq = integer("promote_freq", promote_freq, 1, 2**30)
+        require(
+            option is None or isinstance(option, EmbeddingVariableOption),
+            f"option of table {name!r} must be an EmbeddingVariableOption.",
+            option=option,
+        )
         option = option or EmbeddingVariableOption()
         if option.filter_option is not None:
             raise ValueError(

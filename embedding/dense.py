@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import deeprec_spark.embedding._core as _core
+from deeprec_spark.embedding._serial import require
 from deeprec_spark.embedding.optimizers import Optimizer, step_rate
 
 Float32Array = npt.NDArray[np.float32]
@@ -20,7 +21,12 @@ def dense_range(total: int, shard_index: int, num_shards: int) -> tuple[int, int
 
 
 def core_optimizer(optimizer: Optimizer) -> _core.Optimizer:
-    """The engine's form of an optimizer."""
+    """The engine's form of an optimizer; a ValueError names what is none."""
+    require(
+        isinstance(optimizer, Optimizer),
+        "optimizer must be one of embedding.optimizers, such as Adagrad(0.05).",
+        optimizer=optimizer,
+    )
     return _core.Optimizer(type(optimizer).__name__, optimizer.hyperparameters())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from deeprec_spark.embedding._serial import integer
 from deeprec_spark.embedding.hashing import as_keys
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.options import EmbeddingVariableOption
@@ -147,6 +148,9 @@ def check_dims(dims: Sequence[tuple[int, int]], complementary_strategy: str, ope
             f"{complementary_strategy} needs {'two' if complementary_strategy == 'Q-R' else 'two or more'} tables. "
             f"Received: dims={list(dims)}"
         )
+    for rows, dim in dims:
+        integer("rows of dims", rows)
+        integer("dim of dims", dim)
     if any(rows < 1 or dim < 1 for rows, dim in dims):
         raise ValueError(f"Every table needs at least one row and one element. Received: dims={list(dims)}")
     if operation != "concat" and len({dim for _, dim in dims}) != 1:

@@ -282,7 +282,7 @@ class EmbeddingVariable:
 
     def reserve(self, rows: int) -> None:
         """Make room in the index for this many rows in all, so that importing them need not grow it step by step."""
-        self._core.reserve(rows)
+        self._core.reserve(integer("rows", rows, 0))
 
     def import_rows(self, block: RowBlock) -> None:
         """Make or overwrite rows; a ValueError names slots or shapes that do not fit."""

@@ -113,14 +113,16 @@ def test_growth_works_with_filters_tiers_and_checkpoints(tmp_path: Path) -> None
     assert _blocks(again.table("t")) == _blocks(reference)
 
 
-def test_the_rank_rule_gives_more_blocks_to_more_frequent_keys() -> None:
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_rank_rule_gives_more_blocks_to_more_frequent_keys(stride: int) -> None:
+    """Ranks were refreshed at multiples of refresh_steps only: odd steps never reach one."""
     rule = DynamicDimensionOption(block_num=4, rank_base=2.0, refresh_steps=10)
     table = EmbeddingVariable(
         "t", DIM, option=EmbeddingVariableOption(dynamic_dimension=rule), optimizer=SGD()
     )
     keys = np.arange(1000)
     counts = 100_000 // (keys + 1)  # key k is the k-th most frequent
-    for step in range(1, 31):
+    for step in range(1, 1 + 30 * stride, stride):
         table.lookup(keys, counts, train=True)
         table.apply_gradients(keys[:1], np.zeros((1, DIM)), step=step)
     blocks = _blocks(table)

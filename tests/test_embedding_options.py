@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from deeprec_spark.embedding.adaptive import AdaptiveEmbedding
 from deeprec_spark.embedding.dense import DenseVector
 from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.embedding.multi_hash import MultiHashVariable
 from deeprec_spark.embedding.optimizers import SGD, Adagrad, Adam, AdamAsync, AdamW, Ftrl, Optimizer, RMSprop
 from deeprec_spark.embedding.options import (
     CBFFilter,
@@ -134,6 +136,12 @@ def test_learning_rate_does_not_part_saved_state_from_an_optimizer() -> None:
         (lambda: EmbeddingVariable("t", 4, option=CounterFilter(3)), "option=CounterFilter(filter_freq=3)"),
         (lambda: EmbeddingVariable("t", 4, seed=0.5), "seed=0.5"),
         (lambda: EmbeddingVariable(7, 4), "name=7"),
+        (lambda: EmbeddingVariable("t", 4).reserve(-1), "rows=-1"),
+        (lambda: DenseVector(np.ones(2), "adam"), "optimizer='adam'"),
+        (lambda: AdaptiveEmbedding("a", 4, hash_bucket_size=2.5, promote_freq=2), "hash_bucket_size=2.5"),
+        (lambda: AdaptiveEmbedding("a", 4, hash_bucket_size=2, promote_freq=0), "promote_freq=0"),
+        (lambda: AdaptiveEmbedding("a", 4, hash_bucket_size=2, promote_freq=2, option=SGD()), "option=SGD("),
+        (lambda: MultiHashVariable("m", [(2.5, 4), (3, 4)]), "rows of dims=2.5"),
         (
             lambda: EmbeddingVariable("t", 4, option=EmbeddingVariableOption(evict_option=TimeEvict(2**70))),
             str(2**70),
