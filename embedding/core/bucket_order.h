@@ -20,6 +20,39 @@ struct HashedCount {
 inline uint64_t HashOf(uint64_t hash) { return hash; }
 inline uint64_t HashOf(const HashedCount& item) { return item.hash; }
 
+// Sorts hashes of one shard. They are spread evenly over their range, so nearly all find their place by a scaled copy
+// of themselves; what shares a place is sorted there.
+template <class T>
+void SortShard(std::vector<T>* part) {
+  const size_t n = part->size();
+  const auto less = [](const T& a, const T& b) { return HashOf(a) < HashOf(b); };
+  if (n < 64 || n > ~uint32_t{0}) {
+    std::sort(part->begin(), part->end(), less);
+    return;
+  }
+  // The bits that all hashes of a shard share are left out.
+  constexpr int kShared = kBucketBits - __builtin_ctz(kNumBuckets / kShards);
+  constexpr int kLow = 64 - kBucketBits;
+  const auto place = [&](const T& item) {
+    const uint64_t hash = HashOf(item);
+    const uint64_t own = (hash >> (kLow + kShared) << kLow | (hash & ((uint64_t{1} << kLow) - 1))) << kShared;
+    return static_cast<size_t>(((own >> 32) * n) >> 32);
+  };
+  std::vector<uint32_t> ends(n + 1, 0);
+  for (const T& item : *part) ++ends[place(item) + 1];
+  for (size_t at = 0; at < n; ++at) ends[at + 1] += ends[at];
+  std::vector<T> sorted(n);
+  for (const T& item : *part) sorted[ends[place(item)]++] = item;
+  // Each place now knows where it ends.
+  for (size_t at = 0, begin = 0; at < n; begin = ends[at++]) {
+    if (ends[at] - begin > 1) {
+      std::sort(sorted.begin() + static_cast<std::ptrdiff_t>(begin),
+                sorted.begin() + static_cast<std::ptrdiff_t>(ends[at]), less);
+    }
+  }
+  part->swap(sorted);
+}
+
 // One vector of what parts[s] holds of each shard s, sorted by hash, and hence by bucket; the parts are used up.
 template <class T>
 std::vector<T> InBucketOrder(std::vector<std::vector<T>>* parts) {
@@ -27,7 +60,7 @@ std::vector<T> InBucketOrder(std::vector<std::vector<T>>* parts) {
   std::vector<size_t> starts(kNumBuckets + 1, 0);
   ParallelFor(kShards, [&](size_t s) {
     std::vector<T>& part = (*parts)[s];
-    std::sort(part.begin(), part.end(), [](const T& a, const T& b) { return HashOf(a) < HashOf(b); });
+    SortShard(&part);
     for (const T& item : part) ++starts[BucketOf(HashOf(item)) + 1];
   });
   for (int bucket = 0; bucket < kNumBuckets; ++bucket) starts[bucket + 1] += starts[bucket];
