@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.redaction import MASK, is_secret, redact_settings, redacted
 
@@ -162,6 +163,26 @@ class CheckpointsSection(Section):
         return CheckpointOptions(**self.model_dump())
 
 
+class WarmStartSection(Section):
+    """What a new model takes over from another checkpoint; once `model_dir` has one, that counts."""
+
+    path: str = Field(description="The checkpoint, or a model directory, whose newest one is taken.")
+    values_only: bool = Field(
+        False, description="No optimizer state and frequencies: optimizer, value type and options may differ."
+    )
+    tables: list[str] | None = Field(
+        None, description="Tables of the model to fill, the others start empty; null is all."
+    )
+    rename: dict[str, str] = Field({}, description="The checkpoint's name of a table to the model's.")
+    new_tables: bool = Field(False, description="Let tables that the checkpoint lacks start empty.")
+    dense: bool = Field(True, description="Take the dense weights too.")
+    dense_only: bool = Field(False, description="Take the dense weights and no table.")
+
+    def make_options(self) -> WarmStart:
+        """The section as the Estimator takes it."""
+        return WarmStart.from_dict(self.model_dump())
+
+
 class RestartsSection(Section):
     """What happens when a node fails that training cannot do without: all are started again."""
 
@@ -184,7 +205,9 @@ class RestartsSection(Section):
 class TrainingSection(Section):
     """What `fit` is told."""
 
-    model_dir: str = Field(description="Folder of checkpoints; a second run goes on from the last one.")
+    model_dir: str = Field(
+        description="Where checkpoints go, a path or URI; a second run goes on from the last."
+    )
     epochs: PositiveInt = Field(1, description="Passes over the training rows.")
     batch_size: PositiveInt = Field(
         2048, description="Rows of a step: of each worker (async), of all together (sync)."
@@ -202,6 +225,7 @@ class TrainingSection(Section):
         None, description="Weight of the loss by label, as {0: 1.0, 1: 3.0}."
     )
     seed: int = Field(0, description="Initial weights, table rows, order of the rows.")
+    warm_start: WarmStartSection | None = Field(None, description="Begin with weights of another checkpoint.")
     checkpoints: CheckpointsSection = CheckpointsSection()
     restarts: RestartsSection = RestartsSection()
     tensorboard: str | None = Field(None, description="Folder of TensorBoard logs.")

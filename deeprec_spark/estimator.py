@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from deeprec_spark import checkpoint, inference, orca
 from deeprec_spark.checkpoint.manifest import ModelRecord
 from deeprec_spark.cluster import ClusterOptions, TrainingCluster
-from deeprec_spark.data.filesystem import is_local, resolve
+from deeprec_spark.data.filesystem import is_local, join, redacted, resolve
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import PullRequest
+from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.export.saved_model import export_saved_model
 from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.spec import FeatureSpec
@@ -49,10 +50,11 @@ class EstimatorOptions:
         workers_per_node: Orca's number of workers for each executor.
         mode: "async" applies each worker's updates at once; "sync" sums a global batch, and repeats bit for bit.
         sparse_optimizer: updates the embedding rows; None takes the kind and settings of the compiled optimizer.
-        model_dir: folder of a file system that driver and executors have mounted under the same path (or the one disk
-            of a single machine), for checkpoints and staged data; None is a temporary folder.
+        model_dir: for checkpoints and staged data: a path that driver and executors have mounted alike, or a URI that
+            pyarrow or fsspec opens (s3, hdfs, gs, abfs); None is a temporary folder.
         feature_spec: how columns are prepared; None reads it beside the data or infers it from the schema.
         seed: initial weights, table rows, shuffling.
+        warm_start: what the model takes over from another checkpoint while model_dir has none.
         tls: certificates for the calls between driver and nodes; None leaves them unencrypted.
         max_message_mb: larger messages between them are refused; at most 2047.
         checkpoints: when `fit` saves, beside its end.
@@ -67,6 +69,7 @@ class EstimatorOptions:
     model_dir: str | None = None
     feature_spec: FeatureSpec | None = None
     seed: int = 0
+    warm_start: WarmStart | None = None
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     restarts: RestartOptions = field(default_factory=RestartOptions)
     log_to_driver: bool = True
@@ -96,6 +99,7 @@ class Estimator:
         model_dir: str | None = None,
         feature_spec: FeatureSpec | None = None,
         seed: int = 0,
+        warm_start: WarmStart | None = None,
         checkpoints: CheckpointOptions | None = None,
         restarts: RestartOptions | None = None,
         log_to_driver: bool = True,
@@ -111,8 +115,8 @@ class Estimator:
             config: what `model_creator` and data creators get.
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
-            num_ps, num_workers, workers_per_node, mode, sparse_optimizer, model_dir, feature_spec, seed, checkpoints,
-                restarts, log_to_driver, tls, max_message_mb: see EstimatorOptions.
+            num_ps, num_workers, workers_per_node, mode, sparse_optimizer, model_dir, feature_spec, seed,
+                warm_start, checkpoints, restarts, log_to_driver, tls, max_message_mb: see EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
@@ -132,6 +136,7 @@ class Estimator:
             model_dir=model_dir,
             feature_spec=feature_spec,
             seed=seed,
+            warm_start=warm_start,
             checkpoints=checkpoints or CheckpointOptions(),
             restarts=restarts or RestartOptions(),
             log_to_driver=log_to_driver,
@@ -156,7 +161,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         self.config = config
         self.options = options
         self.model_dir = (
-            _mounted(options.model_dir) if options.model_dir else tempfile.mkdtemp(prefix="deeprec-spark-")
+            _absolute(options.model_dir) if options.model_dir else tempfile.mkdtemp(prefix="deeprec-spark-")
         )
         self.statistics: FitStatistics | None = None
         self._spark = spark
@@ -365,8 +370,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             CheckpointNotFoundError: nothing is there.
             CheckpointCorruptError: a file is damaged.
         """
-        checkpoint.load(filepath, verify=True)
-        self._checkpoint = checkpoint.find(filepath)
+        self._checkpoint = checkpoint.chain(filepath)[-1]
 
     def save_weights(self, filepath: str, overwrite: bool = True) -> str:
         """The same as `save`: the weights of this model are its tables and its dense weights."""
@@ -390,8 +394,11 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         optimizer = self.options.sparse_optimizer
         specs = tables.table_specs(model, optimizer)
         start = self._checkpoint or checkpoint.latest(self.model_dir)
+        warm = self.options.warm_start
         if start is not None:
             checkpoint.load(start, verify=False).check_model(specs)
+        elif warm is not None:
+            checkpoint.load(warm.path, verify=False).check_warm_start(specs, warm)
 
     def _fit(
         self,
@@ -427,6 +434,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             checkpoints=self.options.checkpoints,
             restarts=self.options.restarts,
             start=start,
+            warm_start=self.options.warm_start,
         )
         self.statistics = loop.statistics
         try:
@@ -441,7 +449,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         if directory is None:
             raise checkpoint.CheckpointNotFoundError(
                 "There is no trained model yet: call fit or load first, or give the model_dir of an earlier fit. "
-                f"Received: model_dir={self.model_dir!r}"
+                f"Received: model_dir={redacted(self.model_dir)!r}"
             )
         return directory
 
@@ -470,14 +478,10 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         return frame
 
 
-def _mounted(model_dir: str) -> str:
-    """The plain path of a model_dir; servers write their tables there by themselves."""
-    if not is_local(model_dir):
-        raise ValueError(
-            "model_dir must be a path that driver and executors have mounted (NFS, /dbfs, a FUSE mount of the bucket); "
-            f"exported models may go to any URI. Received: model_dir={model_dir!r}"
-        )
-    return resolve(model_dir)[1]
+def _absolute(model_dir: str) -> str:
+    """A model_dir that means the same on every host: a plain absolute path, or a URI that can be opened."""
+    path: str = resolve(model_dir)[1]
+    return path if is_local(model_dir) else join(model_dir)
 
 
 def _num_workers(options: EstimatorOptions, spark: SparkSession) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from deeprec_spark import checkpoint
 from deeprec_spark.cluster import ClusterOptions, TrainingCluster
 from deeprec_spark.data.arrays import unpack_arrays
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.data.filesystem import delete_directory, join, redacted, resolve
+from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.epochs import EpochPlan
 from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays, worker_arrays
 from deeprec_spark.progress import ProgressDisplay
@@ -94,6 +95,7 @@ class FitLoop:
         model_dir: where checkpoints go.
         checkpoints, restarts: when to save, and how often to start again.
         start: the checkpoint to begin with; None begins with a new model.
+        warm_start: what a new model takes over from another checkpoint.
     """
 
     def __init__(
@@ -109,16 +111,18 @@ class FitLoop:
         checkpoints: CheckpointOptions | None = None,
         restarts: RestartOptions | None = None,
         start: str | None = None,
+        warm_start: WarmStart | None = None,
     ) -> None:
         self._driver = driver
         self._train = train
         self._validation = validation
         self._options = options
         self._cluster_options = cluster
-        self._model_dir = model_dir.rstrip("/")
+        self._model_dir = join(model_dir)
         self._checkpoints = checkpoints or CheckpointOptions()
         self._restarts = restarts or RestartOptions()
         self._start = start
+        self._warm_start = warm_start
         self._plan = EpochPlan(
             train.dataset,
             cluster,
@@ -211,6 +215,9 @@ class FitLoop:
             self._step = manifest.step
         else:
             self._step = 0
+            if self._warm_start is not None:
+                logger.info("Beginning with weights of %s", redacted(self._warm_start.path))
+                self._restore(checkpoint.chain(self._warm_start.path), None, self._warm_start)
         assert position is not None  # both branches set one
         self._resuming = position.within is not None
         self._position = position
@@ -467,11 +474,11 @@ class FitLoop:
         self._position = replace(self._position, within=None, finished=True)
         self._saver.save()
         if self._best is not None:
-            filesystem, path = resolve(f"{self._model_dir}/{BEST_FOLDER}")
-            filesystem.delete_dir(path)
+            filesystem, path = resolve(join(self._model_dir, BEST_FOLDER))
+            delete_directory(filesystem, path)
 
     def _save_best(self) -> None:
-        folder = f"{self._model_dir}/{BEST_FOLDER}"
+        folder = join(self._model_dir, BEST_FOLDER)
         self._best = self._saver.save("full", lambda draft: self._commit(draft, folder, 1)).directory
 
     def _restore_best(self) -> None:
@@ -479,10 +486,12 @@ class FitLoop:
         logger.info("Going back to the best epoch: %s", self._best)
         self._restore([self._best], None)
 
-    def _restore(self, chain: Sequence[str], save_id: str | None) -> None:
+    def _restore(
+        self, chain: Sequence[str], save_id: str | None, warm_start: WarmStart | None = None
+    ) -> None:
         """Give the nodes the state of a checkpoint, once a worker has told them their tables."""
         self._pull_dense()
-        self._cluster.cutter.restore(list(chain), save_id)
+        self._cluster.cutter.restore(list(chain), save_id, warm_start)
         self._pull_dense()
 
 

@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from deeprec_spark import orca
 from deeprec_spark.data import ParquetDataset
 from deeprec_spark.data.creator import WEIGHT_COLUMN, DataCreator, write_shard
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.data.filesystem import delete_directory, is_local, join, redacted, resolve
 from deeprec_spark.features.infer import infer_spec, prepare_dataframe
 from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.prepare import is_prepared, quoted
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 SPEC_FILE = "feature_spec.json"
 _PREFIX = "staging-"
+_SPARK_SCHEMES = ("hdfs:", "viewfs:")
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ class Staging:
     ) -> None:
         self._spark = spark
         self._label_kinds = label_kinds or LabelKinds()
-        self._root = root.rstrip("/")
+        self._root = join(root)
         # Host and process say whether the owner still lives, should it be killed before it cleans up.
         owner = f"{_PREFIX}{socket.gethostname()}-{os.getpid()}"
-        self._folder = f"{self._root}/{owner}-{uuid.uuid4().hex}"
+        self._folder = join(self._root, f"{owner}-{uuid.uuid4().hex}")
         self._num_shards = num_shards
         self._written: list[str] = []
 
@@ -86,7 +88,7 @@ class Staging:
     ) -> None:
         if self._written:
             filesystem, path = resolve(self._folder)
-            filesystem.delete_dir(path)
+            delete_directory(filesystem, path)
 
     def stage(
         self,
@@ -158,7 +160,7 @@ class Staging:
             _check_weights(frame, weight)
         prepared = prepare_dataframe(frame, spec, keep=[weight] if weight else [])
         location = self._new_location()
-        prepared.write.parquet(location)
+        _write_parquet(prepared, location)
         return StagedData(location, ParquetDataset.scan(location), spec, weight)
 
     def _stage_creator(
@@ -219,9 +221,51 @@ class Staging:
         return FeatureSpec(features=tuple(features[name] for name in names), labels=labels)
 
     def _new_location(self) -> str:
-        location = f"{self._folder}/{len(self._written)}"
+        location = join(self._folder, str(len(self._written)))
         self._written.append(location)
         return location
+
+
+def _write_parquet(frame: DataFrame, location: str) -> None:
+    """Write a DataFrame as Parquet files, by Spark where it can be sure to know the filesystem.
+
+    Elsewhere (s3, gs, abfs) Spark would need jars and credentials of its own, so its tasks write through pyarrow, and
+    only the files of tasks that Spark counts stay.
+    """
+    if is_local(location) or location.startswith(_SPARK_SCHEMES):
+        frame.write.parquet(location)
+        return
+    written = frame.mapInArrow(_parquet_writer(location), "name string").collect()
+    names = {row["name"] for row in written}
+    filesystem, folder = resolve(location)
+    entries = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    for entry in entries:
+        if entry.type == fs.FileType.File and entry.base_name not in names:
+            filesystem.delete_file(entry.path)
+    if not entries:
+        raise ValueError(f"The data set has no rows. Received: a DataFrame staged in {redacted(location)}")
+
+
+def _parquet_writer(location: str) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        # Named by partition first, so that the order of the files, which seeds shuffles, is the same every time.
+        context = TaskContext.get()
+        name = f"part-{context.partitionId():05d}-{uuid.uuid4().hex}.parquet" if context else ""
+        filesystem, folder = resolve(location)
+        writer = None
+        for batch in batches:
+            if writer is None:
+                stream = filesystem.open_output_stream(f"{folder}/{name}")
+                writer = pq.ParquetWriter(stream, batch.schema)
+            writer.write_batch(batch)
+        if writer is not None:
+            writer.close()
+            stream.close()
+            yield pa.RecordBatch.from_pydict({"name": [name]})
+
+    return write
 
 
 def remove_abandoned(root: str) -> None:
@@ -232,7 +276,7 @@ def remove_abandoned(root: str) -> None:
         owner, _, _ = entry.base_name.removeprefix(prefix).partition("-")
         if entry.base_name.startswith(prefix) and owner.isdigit() and not _is_alive(int(owner)):
             logger.info("Deleting what a killed driver had staged: %s", entry.path)
-            filesystem.delete_dir(entry.path)
+            delete_directory(filesystem, entry.path)
 
 
 def as_dataframe(spark: SparkSession, data: Any, columns: DataColumns) -> DataFrame | None:

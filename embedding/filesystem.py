@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ _S3_SCHEMES = ("s3", "s3a", "s3n")
 _HDFS_SCHEMES = ("hdfs", "viewfs")
 _S3_OPTIONS = ("access_key", "secret_key", "session_token", "region", "scheme", "endpoint_override")
 _FLUSH_BYTES = 32 << 20
+_DELETE_TRIES = 4
 _S3_ATTEMPTS = "DEEPREC_S3_ATTEMPTS"
 _DEFAULT_S3_ATTEMPTS = 8
 _S3_CONNECT_SECONDS = 10.0
@@ -72,10 +73,8 @@ def join(location: str, *names: str) -> str:
         >>> join("s3://bucket/a?region=eu-west-1", "b", "c")
         's3://bucket/a/b/c?region=eu-west-1'
     """
-    start, question, query = location, "", ""
-    if not is_local(location):
-        start, question, query = location.partition("?")
-    return "/".join((start.rstrip("/"), *names)) + question + query
+    start, query = split_query(location)
+    return "/".join((start.rstrip("/"), *names)) + query
 
 
 def parent(location: str) -> tuple[str, str]:
@@ -85,11 +84,17 @@ def parent(location: str) -> tuple[str, str]:
         >>> parent("s3://bucket/a/b?region=eu-west-1")
         ('s3://bucket/a?region=eu-west-1', 'b')
     """
-    start, question, query = location, "", ""
-    if not is_local(location):
-        start, question, query = location.partition("?")
+    start, query = split_query(location)
     folder, _, name = start.rstrip("/").rpartition("/")
-    return folder + question + query, name
+    return folder + query, name
+
+
+def split_query(location: str) -> tuple[str, str]:
+    """A path or URI without its query, and the query with its question mark; a plain path has none."""
+    if is_local(location):
+        return location, ""
+    start, question, query = location.partition("?")
+    return start, question + query
 
 
 def redacted(location: str) -> str:
@@ -127,6 +132,20 @@ def list_files(filesystem: Any, directory: str, prefix: str, suffix: str) -> lis
         and entry.base_name.startswith(prefix)
         and entry.base_name.endswith(suffix)
     )
+
+
+def delete_directory(filesystem: Any, path: str) -> None:
+    """Delete a directory with all in it.
+
+    Object stores over a file system show folders as objects, which cannot go before what they hold: a level a try.
+    """
+    if not renames(filesystem):
+        for _ in range(_DELETE_TRIES):
+            with suppress(OSError):
+                filesystem.delete_dir(path)
+            if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+                return
+    filesystem.delete_dir(path)
 
 
 @contextmanager

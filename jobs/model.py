@@ -70,6 +70,7 @@ def make_estimator(spark: SparkSession, config: JobConfig, spec: FeatureSpec) ->
         model_dir=config.training.model_dir,
         feature_spec=spec,
         seed=config.training.seed,
+        warm_start=None if config.training.warm_start is None else config.training.warm_start.make_options(),
         checkpoints=config.training.checkpoints.make_options(),
         restarts=config.training.restarts.make_options(),
         tls=None if config.cluster.tls is None else config.cluster.tls.make_options(),

@@ -104,9 +104,9 @@ def base_of(directory: str, manifest: Manifest) -> str | None:
 
 
 def prune(model_dir: str, keep_max: int) -> list[int]:
-    """Delete all checkpoints but the last `keep_max` that were committed and what those build on.
+    """Delete all but the last `keep_max` full checkpoints that were committed, and the incremental ones built on those.
 
-    Saves cut short below the last one go too.
+    Saves cut short below the last one go too. Where a checkpoint is broken, nothing is deleted.
 
     Returns:
         The steps deleted.
@@ -117,12 +117,12 @@ def prune(model_dir: str, keep_max: int) -> list[int]:
     if not committed:
         return []
     try:
-        needed = {
-            parent(directory)[1] for entry in committed[-keep_max:] for directory, _ in walk(entry.directory)
-        }
+        roots = {entry.name: parent(walk(entry.directory)[-1][0])[1] for entry in committed}
     except _BROKEN as error:
         logger.warning("Nothing is deleted, for a checkpoint is broken: %s", error)
         return []
+    full = [entry.name for entry in committed if roots[entry.name] == entry.name]
+    needed = {name for name, root in roots.items() if root in full[-keep_max:]}
     filesystem, root = resolve(join(model_dir, FOLDER))
     # Newest first: what is left of a deletion cut short still has all that it builds on.
     doomed = [entry.name for entry in reversed(committed) if entry.name not in needed]

@@ -15,7 +15,6 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +23,12 @@ from pyarrow import fs
 from deeprec_spark.checkpoint.errors import CheckpointCorruptError, CheckpointNotFoundError
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest
 from deeprec_spark.embedding.filesystem import (
+    delete_directory,
     join,
     make_directory,
     parent,
     publish,
     redacted,
-    renames,
     resolve,
 )
 
@@ -38,7 +37,6 @@ FOLDER = "checkpoints"
 _NAME = re.compile(r"(\d{12})(?:-([1-9]\d*))?")
 _READ_BYTES = 4 << 20
 _VERIFY_THREADS = 4
-_DELETE_TRIES = 4
 
 logger = logging.getLogger(__name__)
 
@@ -261,16 +259,7 @@ def delete(filesystem: Any, path: str) -> None:
     """Delete a checkpoint, its manifest first: a deletion cut short leaves none that looks whole."""
     if _exists(filesystem, f"{path}/{MANIFEST}"):
         filesystem.delete_file(f"{path}/{MANIFEST}")
-    if renames(filesystem):
-        filesystem.delete_dir(path)
-        return
-    # Object stores over a file system show folders as objects, which cannot go before what they hold: a level a try.
-    for _ in range(_DELETE_TRIES):
-        with suppress(OSError):
-            filesystem.delete_dir(path)
-        if filesystem.get_file_info(path).type == fs.FileType.NotFound:
-            return
-    filesystem.delete_dir(path)
+    delete_directory(filesystem, path)
 
 
 def cut_short(model_dir: str) -> list[str]:

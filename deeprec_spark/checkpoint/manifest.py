@@ -13,6 +13,8 @@ from deeprec_spark.checkpoint.errors import CheckpointMismatchError
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.options import EmbeddingVariableOption
 from deeprec_spark.embedding.store import CheckpointFile, TableSpec
+from deeprec_spark.embedding.table_files import check_spec
+from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.features.spec import FeatureSpec
 
 
@@ -225,6 +227,20 @@ class Manifest(_Record):
                 f"another model_dir. Received: {what} with tables {sorted(table.name for table in tables)}, checkpoint "
                 f"of {self.model.name!r} at step {self.step} with tables {sorted(table.name for table in self.tables)}"
             )
+
+    def check_warm_start(self, tables: Sequence[TableSpec], warm_start: WarmStart) -> None:
+        """See that what a warm start asks of this checkpoint is there and fits.
+
+        Raises:
+            CheckpointMismatchError: Names what does not fit, model and checkpoint side by side.
+        """
+        saved = {table.name: table for table in self.tables}
+        wanted = {table.name: table for table in tables}
+        try:
+            for ours, theirs in warm_start.sources(saved, wanted).items():
+                check_spec(saved[theirs].model_dump(), wanted[ours], values_only=warm_start.values_only)
+        except ValueError as error:
+            raise CheckpointMismatchError(str(error)) from error
 
 
 def _canonical(data: Mapping[str, Any]) -> bytes:

@@ -51,7 +51,7 @@ def save_checkpoint(
         position: Where in the data training is, as JSON.
         training: Learning rates, random state and options, as JSON.
         extra: More JSON for the manifest.
-        keep_max: Keep so many checkpoints, and what they build on; None keeps all.
+        keep_max: Keep so many full checkpoints and what builds on them; None keeps all.
 
     Returns:
         The checkpoint's directory.

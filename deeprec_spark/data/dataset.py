@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.data.filesystem import redacted, resolve, split_query
 
 # Footers are read in parallel: on an object store each costs a round trip.
 _FOOTER_THREADS = 16
@@ -85,15 +85,19 @@ class ParquetDataset:
                 if entry.type == fs.FileType.File and _is_data_file(entry.path[len(root) :])
             )
         else:
-            raise FileNotFoundError(f"No Parquet data: the path does not exist. Received: {location!r}")
+            raise FileNotFoundError(
+                f"No Parquet data: the path does not exist. Received: {redacted(location)!r}"
+            )
         if not paths:
-            raise FileNotFoundError(f"No Parquet file lies below this path. Received: {location!r}")
+            raise FileNotFoundError(f"No Parquet file lies below this path. Received: {redacted(location)!r}")
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
             footers = list(pool.map(lambda path: _row_counts(filesystem, path), paths))
-        prefix = location[: -len(root)] if location.endswith(root) and location != root else ""
+        start, query = split_query(location)
+        start = start.rstrip("/")
+        prefix = start[: -len(root)] if start.endswith(root) and start != root else ""
         return cls(
             tuple(
-                RowRange(prefix + path, file, group, 0, rows)
+                RowRange(f"{prefix}{path}{query}" if prefix else path, file, group, 0, rows)
                 for file, (path, counts) in enumerate(zip(paths, footers, strict=True))
                 for group, (rows, _) in enumerate(counts)
                 if rows

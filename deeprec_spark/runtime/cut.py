@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deeprec_spark.embedding.store import CheckpointFile, SaveBaseError
+from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.runtime.coordinator import Coordinator
 from deeprec_spark.runtime.errors import JobError
 from deeprec_spark.runtime.gate import Standing
@@ -129,14 +130,15 @@ class Cutter:
         except JobError as error:
             logger.warning("A save could not be given up everywhere: %s", error)
 
-    def restore(self, chain: list[str], save_id: str | None) -> int:
+    def restore(self, chain: list[str], save_id: str | None, warm_start: WarmStart | None = None) -> int:
         """Have every node with tables read its part of a checkpoint and its deltas; the step they are of.
 
         Raises:
             NodeError: a node failed.
             OrderError: a node could not read it.
         """
-        payload = {"chain": chain, "save_id": save_id}
+        warm = None if warm_start is None else warm_start.to_dict()
+        payload = {"chain": chain, "save_id": save_id, "warm_start": warm}
         timeout = self._coordinator.options.file_timeout
         answers = self._coordinator.order("restore", payload, self.table_ranks, timeout=timeout)
         return max(int(answer.data["step"]) for answer in answers.values())

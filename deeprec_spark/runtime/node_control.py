@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.runtime.errors import JobError, StaleNodeError
 from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.server import ParameterServer
@@ -111,7 +112,12 @@ def store_orders(store: LocalStore) -> dict[str, OrderHandler]:
         return {}, b""
 
     def restore(payload: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
-        store.restore([str(part) for part in payload["chain"]], payload["save_id"])
+        warm = payload.get("warm_start")
+        store.restore(
+            [str(part) for part in payload["chain"]],
+            payload["save_id"],
+            None if warm is None else WarmStart.from_dict(warm),
+        )
         return {"step": store.step}, b""
 
     return {"snapshot": snapshot, "write": write, "drop": drop, "restore": restore}
