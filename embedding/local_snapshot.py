@@ -110,6 +110,8 @@ class StoreSnapshot:
             "tables": sorted(spec.name for spec, _, _ in self.tables),
             "save_id": self.save_id,
             "base": self.base,
+            # A reader takes these and no others: a server of an earlier try may write here too late.
+            "files": [file.path for file in files],
         }
         files.append(write_json(filesystem, root, f"store-{self.shard_index:05d}.json", info))
         return files
@@ -146,6 +148,7 @@ class SavedStore:
     tables: frozenset[str]
     save_id: str | None
     base: str | None
+    files: frozenset[str] | None = None
 
     @classmethod
     def read(cls, directory: str) -> SavedStore:
@@ -165,12 +168,20 @@ class SavedStore:
                 f"The checkpoint is not complete: it needs {wanted} store-*.json files. "
                 f"Received: {len(infos)} in {redacted(directory)}"
             )
+        ids = {(info.get("save_id"), info.get("base")) for info in infos}
+        if len(ids) > 1 and any(base is not None for _, base in ids):
+            raise ValueError(
+                "The servers' parts of an incremental checkpoint are of different saves. "
+                f"Received: {sorted(str(pair) for pair in ids)} in {redacted(directory)}"
+            )
+        lists = [info["files"] for info in infos if "files" in info]
         return cls(
             directory,
             max(int(info["step"]) for info in infos),
             frozenset(infos[0]["tables"]),
             infos[0].get("save_id"),
             infos[0].get("base"),
+            frozenset(file for part in lists for file in part) if len(lists) == len(infos) else None,
         )
 
 

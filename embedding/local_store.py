@@ -16,6 +16,7 @@ from deeprec_spark.embedding.filesystem import redacted
 from deeprec_spark.embedding.hashing import as_keys
 from deeprec_spark.embedding.local_snapshot import (
     DenseState,
+    SavedStore,
     StoreSnapshot,
     TableRestore,
     read_chain,
@@ -277,7 +278,7 @@ class LocalStore:
             TableRestore(
                 self._specs[ours],
                 self._tables[ours],
-                TableChain(chain, theirs),
+                TableChain(chain, theirs, [one.files for one in saved]),
                 values_only=warm.values_only,
                 new_versions=warm_start is not None,
             )
@@ -285,7 +286,7 @@ class LocalStore:
         ]
         dense = None
         if self._dense is not None and warm.dense:
-            dense = self._read_dense(last.directory, self._dense, warm.values_only)
+            dense = self._read_dense(last, self._dense, warm.values_only)
         for held in list(self._snapshots):
             self.drop_snapshot(held)
         self._saved = None
@@ -373,12 +374,12 @@ class LocalStore:
         )
 
     def _read_dense(
-        self, directory: str, vector: DenseVector, values_only: bool
+        self, saved: SavedStore, vector: DenseVector, values_only: bool
     ) -> tuple[Float32Array, dict[str, Float32Array], int, Float32Array]:
         """This shard's part of the dense values, slots, updates, and state; a ValueError unless they fit."""
-        found, state = read_vector(directory, "part"), read_vector(directory, "state")
+        found, state = (read_vector(saved.directory, name, saved.files) for name in ("part", "state"))
         if found is None or state is None:
-            raise ValueError(f"The checkpoint has no dense parameters. Received: {redacted(directory)}")
+            raise ValueError(f"The checkpoint has no dense parameters. Received: {redacted(saved.directory)}")
         columns, info = found
         optimizer = Optimizer.from_dict(info["optimizer"])
         if not values_only and not vector.optimizer.compatible_with(optimizer):

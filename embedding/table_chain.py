@@ -7,7 +7,7 @@ of each key the newest checkpoint decides, whether it has a row there, an admiss
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -33,10 +33,17 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class TableLevel:
-    """One table in one checkpoint directory: its files, and what their metadata says."""
+    """One table in one checkpoint directory: its files, and what their metadata says.
 
-    def __init__(self, directory: str, table: str) -> None:
+    Args:
+        directory: path or URI.
+        table: its name.
+        files: the checkpoint's files, relative paths; others in the directory are not looked at. None takes all.
+    """
+
+    def __init__(self, directory: str, table: str, files: Collection[str] | None = None) -> None:
         self.filesystem, root = resolve(directory)
+        self._known = None if files is None else frozenset(f"{root}/{file}" for file in files)
         folder = f"{root}/{table_directory(table)}"
         self.parts = self._files(folder, "part-")
         if not self.parts:
@@ -45,7 +52,7 @@ class TableLevel:
             )
         self.filtered = self._files(folder, "filtered-")
         self.tombstones = self._files(folder, "tombstones-")
-        self.blooms = list_files(self.filesystem, folder, "bloom-", ".parquet")
+        self.blooms = self._paths(folder, "bloom-")
         infos = [part.info for part in self.parts]
         self.info = infos[0]
         self.schema = self.parts[0].schema.remove_metadata()
@@ -62,10 +69,14 @@ class TableLevel:
                     for index, counters in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
                         yield index, counters.as_py()
 
+    def _paths(self, folder: str, prefix: str) -> list[str]:
+        if self._known is None:
+            return list_files(self.filesystem, folder, prefix, ".parquet")
+        start = f"{folder}/{prefix}"
+        return sorted(path for path in self._known if path.startswith(start))
+
     def _files(self, folder: str, prefix: str) -> list[_File]:
-        return [
-            _File(self.filesystem, path) for path in list_files(self.filesystem, folder, prefix, ".parquet")
-        ]
+        return [_File(self.filesystem, path) for path in self._paths(folder, prefix)]
 
 
 class TableChain:
@@ -76,6 +87,7 @@ class TableChain:
     Args:
         directories: the checkpoints' directories, paths or URIs.
         table: the table's name in the checkpoints.
+        files: the files of each checkpoint, see TableLevel.
 
     Raises:
         ValueError: a checkpoint has no such table, or a file is none of a checkpoint.
@@ -86,9 +98,17 @@ class TableChain:
         1000
     """
 
-    def __init__(self, directories: Sequence[str], table: str) -> None:
+    def __init__(
+        self,
+        directories: Sequence[str],
+        table: str,
+        files: Sequence[Collection[str] | None] | None = None,
+    ) -> None:
         self.table = table
-        self.levels = [TableLevel(directory, table) for directory in directories]
+        known = files or [None] * len(directories)
+        self.levels = [
+            TableLevel(directory, table, part) for directory, part in zip(directories, known, strict=True)
+        ]
 
     @property
     def last(self) -> TableLevel:
@@ -326,10 +346,18 @@ class _Named:
             ) from error
 
 
-def read_vector(directory: str, name: str) -> tuple[dict[str, Float32Array], dict[str, Any]] | None:
-    """The whole vector that any number of shards wrote, by column, and its metadata; None where there is none."""
+def read_vector(
+    directory: str, name: str, files: Collection[str] | None = None
+) -> tuple[dict[str, Float32Array], dict[str, Any]] | None:
+    """The whole vector that any number of shards wrote, by column, and its metadata; None where there is none.
+
+    `files` are the checkpoint's, relative paths; others are not looked at.
+    """
     filesystem, root = resolve(directory)
-    paths = list_files(filesystem, f"{root}/dense", f"{name}-", ".parquet")
+    if files is None:
+        paths = list_files(filesystem, f"{root}/dense", f"{name}-", ".parquet")
+    else:
+        paths = sorted(f"{root}/{file}" for file in files if file.startswith(f"dense/{name}-"))
     parts = []
     for path in paths:
         file = _File(filesystem, path)

@@ -184,6 +184,27 @@ def test_nothing_is_committed_before_its_files_are_there(tmp_path: Path) -> None
     assert checkpoint.latest(str(tmp_path)) is None
 
 
+def test_files_that_came_too_late_are_not_read(tmp_path: Path) -> None:
+    """A server of an earlier try, cut off from its driver, may still write where another save has committed."""
+    store, directories = checkpoints.write_chain(tmp_path / "model")
+    checkpoints.change(store, 77)
+    late = Path(checkpoints.save(store, tmp_path / "other", 1))
+    for source in [
+        *late.rglob("part-*"),
+        *late.rglob("filtered-*"),
+        *late.rglob("bloom-*"),
+        *late.rglob("state-*"),
+    ]:
+        name = source.name.replace("-00000", "-00007", 1)
+        Path(directories[-1], source.parent.relative_to(late), name).write_bytes(source.read_bytes())
+    clean, _ = checkpoints.write_chain(tmp_path / "clean")
+    again = checkpoints.new_store()
+    again.restore(checkpoint.chain(str(tmp_path / "model")))
+    assert checkpoints.content(again) == checkpoints.content(clean)
+    snapshot = checkpoint.SnapshotStore(str(tmp_path / "model"), str(tmp_path / "cache"))
+    assert snapshot.statistics()["bloom"]["rows"] == len(clean.table("bloom"))
+
+
 def test_copies_bring_what_they_build_on(tmp_path: Path) -> None:
     store, directories = checkpoints.write_chain(tmp_path / "model")
     target = str(tmp_path / "copy")

@@ -22,6 +22,7 @@ from deeprec_spark.checkpoint.directory import (
 from deeprec_spark.checkpoint.errors import CheckpointCorruptError, CheckpointNotFoundError
 from deeprec_spark.checkpoint.manifest import Manifest
 from deeprec_spark.embedding.filesystem import join, make_directory, parent, redacted, resolve
+from deeprec_spark.embedding.table_chain import TableChain
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,12 @@ def chain(path: str, *, verify: bool = True, fallback: bool = False) -> list[str
 def load_chain(path: str, *, verify: bool = False) -> list[tuple[str, Manifest]]:
     """The directories of `chain` with their manifests."""
     return [(directory, read_manifest(directory)) for directory in chain(path, verify=verify)]
+
+
+def table_chain(found: Sequence[tuple[str, Manifest]], table: str) -> TableChain:
+    """A table out of what `load_chain` found: the files that the manifests name, and no others."""
+    files = [[file.path for file in manifest.files] for _, manifest in found]
+    return TableChain([directory for directory, _ in found], table, files)
 
 
 def base_of(directory: str, manifest: Manifest) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from deeprec_spark.checkpoint.chains import chain, load_chain
+from deeprec_spark.checkpoint.chains import load_chain, table_chain
 from deeprec_spark.embedding.hashing import NUM_BUCKETS
 from deeprec_spark.embedding.table_chain import TableChain
 
@@ -42,7 +42,7 @@ def read_embeddings(spark: SparkSession, path: str, table: str) -> DataFrame:
     """
     found = load_chain(path)
     found[-1][1].table(table)
-    directories = [directory for directory, _ in found]
+    places = [(directory, [file.path for file in manifest.files_of(table)]) for directory, manifest in found]
     rows = sum(
         file.rows
         for _, manifest in found
@@ -51,17 +51,19 @@ def read_embeddings(spark: SparkSession, path: str, table: str) -> DataFrame:
     )
     tasks = min(NUM_BUCKETS, max(_FEWEST_TASKS, -(-rows // _ROWS_OF_A_TASK)))
     spans = spark.range(tasks, numPartitions=tasks)
-    return spans.mapInArrow(_reader(directories, table, tasks), _SCHEMA)
+    return spans.mapInArrow(_reader(places, table, tasks), _SCHEMA)
 
 
 def _reader(
-    directories: list[str], table: str, tasks: int
+    places: list[tuple[str, list[str]]], table: str, tasks: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    directories, files = [place for place, _ in places], [names for _, names in places]
+
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 first, last = (NUM_BUCKETS * number // tasks for number in (task, task + 1))
-                for rows in TableChain(directories, table).rows(first, last, COLUMNS):
+                for rows in TableChain(directories, table, files).rows(first, last, COLUMNS):
                     yield _plain(rows)
 
     return read
@@ -84,5 +86,5 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def table_rows(path: str, table: str) -> Iterator[pa.RecordBatch]:
     """The same rows in this process, without Spark, a part at a time and verified first."""
-    for batch in TableChain(chain(path), table).rows(columns=COLUMNS):
+    for batch in table_chain(load_chain(path, verify=True), table).rows(columns=COLUMNS):
         yield _plain(batch)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from deeprec_spark.checkpoint.chains import chain
+from deeprec_spark.checkpoint.chains import load_chain, table_chain
 from deeprec_spark.checkpoint.errors import CheckpointCorruptError
 from deeprec_spark.checkpoint.locking import file_lock
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest, TableRecord
@@ -85,12 +85,12 @@ def open_dense(folder: Path) -> tuple[Float32Array, Float32Array]:
 
 def _build(folder: Path, path: str, manifest: Manifest) -> None:
     logger.info("Sorting the tables of %s into %s", redacted(path), folder)
-    directories = chain(path)
+    found = load_chain(path, verify=True)
     building = folder.parent / f"{folder.name}.{uuid.uuid4().hex}.building"
     building.mkdir()
     try:
         for table in manifest.tables:
-            _write_table(building, path, table, TableChain(directories, table.name))
+            _write_table(building, path, table, table_chain(found, table.name))
         _write_vector(building / "dense.npy", path, manifest, "part-", manifest.model.dense_size)
         _write_vector(building / "state.npy", path, manifest, "state-", manifest.model.state_size)
         os.rename(building, folder)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import fs
 
-from deeprec_spark.checkpoint.chains import load_chain
+from deeprec_spark.checkpoint.chains import load_chain, table_chain
 from deeprec_spark.checkpoint.directory import begin, commit, model_dir_of, new_directory
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest
 from deeprec_spark.embedding.filesystem import make_directory, redacted, resolve
@@ -56,7 +56,6 @@ def compact(source: str, target: str | None = None, *, progress: Progress = _qui
         ValueError: no target is given for a checkpoint that lies in no model directory.
     """
     found = load_chain(source, verify=True)
-    directories = [directory for directory, _ in found]
     last, manifest = found[-1]
     if target is None:
         model_dir = model_dir_of(last)
@@ -73,7 +72,7 @@ def compact(source: str, target: str | None = None, *, progress: Progress = _qui
     save_id = uuid.uuid4().hex
     files: list[CheckpointFile] = []
     for table in manifest.tables:
-        files += _compact_table(directories, table.name, target, progress)
+        files += _compact_table(table_chain(found, table.name), target, progress)
     copied = [file for file in manifest.files_of(None) if file.path.startswith("dense/")]
     _copy_files(last, target, copied)
     filesystem, root = resolve(target)
@@ -99,10 +98,8 @@ def compact(source: str, target: str | None = None, *, progress: Progress = _qui
     return target
 
 
-def _compact_table(
-    directories: Sequence[str], table: str, target: str, progress: Progress
-) -> list[CheckpointFile]:
-    chain = TableChain(directories, table)
+def _compact_table(chain: TableChain, target: str, progress: Progress) -> list[CheckpointFile]:
+    table = chain.table
     filesystem, root = resolve(target)
     writer = TableWriter(
         filesystem, root, table, {**chain.last.info, "changed_only": False, **_clocks(chain)}, shard_index=0
@@ -177,7 +174,7 @@ def difference(before: str, after: str, *, progress: Progress = _quiet) -> list[
     differences = []
     for name in sorted(names[0] | names[1]):
         sides = [
-            TableChain([directory for directory, _ in found], name) if name in there else None
+            table_chain(found, name) if name in there else None
             for found, there in zip(chains, names, strict=True)
         ]
         differences.append(_table_difference(name, sides[0], sides[1], progress))
