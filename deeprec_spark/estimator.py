@@ -332,7 +332,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         manifest = checkpoint.load(directory, verify=False)
         if manifest.feature_spec is None:
             raise ValueError(
-                f"The checkpoint has no FeatureSpec to build the model on. Received: {directory}"
+                f"The checkpoint has no FeatureSpec to build the model on. Received: {redacted(directory)}"
             )
         driver = DriverModel(self.model_creator(self.config), manifest.feature_spec, self._trainer_options())
         manifest.check_model(driver.table_specs)
@@ -355,7 +355,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         export_saved_model(
             model, checkpoint.SnapshotStore(directory), path, spec=manifest.feature_spec, overwrite=overwrite
         )
-        logger.info("SavedModel: %s", path)
+        logger.info("SavedModel: %s", redacted(path))
         return path
 
     def save(self, filepath: str, overwrite: bool = True) -> str:

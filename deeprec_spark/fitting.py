@@ -203,7 +203,7 @@ class FitLoop:
             fallback = self._checkpoints.fallback or self.statistics.restarts > 0
             chain = checkpoint.chain(self.last_checkpoint, fallback=fallback)
             manifest = checkpoint.load(chain[-1], verify=False)
-            logger.info("Going on from step %d: %s", manifest.step, chain[-1])
+            logger.info("Going on from step %d: %s", manifest.step, redacted(chain[-1]))
             self._restore(chain, manifest.save_id)
             if manifest.save_id is not None and chain[-1].startswith(f"{self._model_dir}/checkpoints/"):
                 self._saver.build_on(chain[-1], manifest.save_id)
@@ -429,9 +429,9 @@ class FitLoop:
             return
         where = "nothing was trained yet"
         if self._begun and self._step > (0 if self._last is None else self._last.step):
-            where = f"saved as {self._saver.save('incremental').directory}"
+            where = f"saved as {redacted(self._saver.save('incremental').directory)}"
         elif self._last is not None:
-            where = f"saved as {self._last.directory}"
+            where = f"saved as {redacted(self._last.directory)}"
         raise TerminatedError(
             f"SIGTERM: training has ended at step {self._step}, {where}. Submit the job again to go on from there."
         )
@@ -483,7 +483,7 @@ class FitLoop:
 
     def _restore_best(self) -> None:
         assert self._best is not None  # the host restores only what it had saved
-        logger.info("Going back to the best epoch: %s", self._best)
+        logger.info("Going back to the best epoch: %s", redacted(self._best))
         self._restore([self._best], None)
 
     def _restore(

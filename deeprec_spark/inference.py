@@ -24,6 +24,7 @@ from deeprec_spark.data import BatchReader, ParquetDataset, ReaderOptions, RowRa
 from deeprec_spark.data.arrays import pack_arrays, unpack_arrays
 from deeprec_spark.data.columns import decode
 from deeprec_spark.data.reader import slice_batch
+from deeprec_spark.embedding.filesystem import redacted
 from deeprec_spark.export.names import prediction_names
 from deeprec_spark.features.arrow import prepare_column
 from deeprec_spark.features.spec import FeatureSpec
@@ -184,7 +185,7 @@ class _Job:
         spec = spec or model.spec or manifest.feature_spec
         if spec is None:
             raise ValueError(
-                f"The checkpoint has no FeatureSpec: give one. Received: spec=None, path={path!r}"
+                f"The checkpoint has no FeatureSpec: give one. Received: spec=None, path={redacted(path)!r}"
             )
         if model.model_creator is None and manifest.model.config is None:
             raise ValueError(
@@ -302,7 +303,8 @@ def _cached_trainer(job: _Job) -> Trainer:
         if store.manifest.fingerprint != job.fingerprint:
             raise CheckpointMismatchError(
                 "The checkpoint was written anew since predict was called: call it again. "
-                f"Received: path={job.path!r}, fingerprint {store.manifest.fingerprint}, expected {job.fingerprint}"
+                f"Received: path={redacted(job.path)!r}, fingerprint {store.manifest.fingerprint}, "
+                f"expected {job.fingerprint}"
             )
         _cached = (job.key, _make_trainer(job, store.manifest, store))
     return _cached[1]

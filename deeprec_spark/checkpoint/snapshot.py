@@ -16,6 +16,7 @@ from deeprec_spark.checkpoint.directory import find, load
 from deeprec_spark.checkpoint.errors import CheckpointMismatchError
 from deeprec_spark.checkpoint.manifest import Manifest
 from deeprec_spark.checkpoint.snapshot_files import SortedRows, open_dense, open_table, prepared
+from deeprec_spark.embedding.filesystem import redacted
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import (
     CheckpointFile,
@@ -195,7 +196,7 @@ class SnapshotStore:
         table = self.tables.get(name)
         if table is None:
             self.manifest.table(name)
-            raise ValueError(f"The store is closed. Received: path={self.path!r}")
+            raise ValueError(f"The store is closed. Received: path={redacted(self.path)!r}")
         return table
 
     def _refuse(self, what: str) -> NoReturn:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.data.filesystem import redacted, resolve
 
 _COMMIT_FILE = "saved_model.pb"
 
@@ -53,12 +53,12 @@ def _check_free(filesystem: fs.FileSystem, path: str, location: str, overwrite: 
     names = {entry.base_name for entry in entries}
     if not overwrite:
         raise FileExistsError(
-            f"The folder to export to exists: remove it, or set overwrite. Received: {location!r}"
+            f"The folder to export to exists: remove it, or set overwrite. Received: {redacted(location)!r}"
         )
     if names and _COMMIT_FILE not in names:
         raise FileExistsError(
             "The folder to overwrite holds no SavedModel; it is left alone. "
-            f"Received: {location!r} with {sorted(names)}"
+            f"Received: {redacted(location)!r} with {sorted(names)}"
         )
 
 
