@@ -218,8 +218,8 @@ class TableRestore:
     new_versions: bool = False
 
     def __post_init__(self) -> None:
-        for level in self.chain.levels:
-            check_spec(TableSpecDict(level.info["table"]), self.spec, values_only=self.values_only)
+        for info in (info for level in self.chain.levels for info in level.infos):
+            check_spec(TableSpecDict(info["table"]), self.spec, values_only=self.values_only)
 
     @property
     def same_layout(self) -> bool:

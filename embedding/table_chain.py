@@ -54,6 +54,7 @@ class TableLevel:
         self.tombstones = self._files(folder, "tombstones-")
         self.blooms = self._paths(folder, "bloom-")
         infos = [part.info for part in self.parts]
+        self.infos = infos
         self.info = infos[0]
         self.schema = self.parts[0].schema.remove_metadata()
         self.updates = max(int(info["updates"]) for info in infos)
