@@ -134,6 +134,33 @@ def test_the_rank_rule_gives_more_blocks_to_more_frequent_keys(stride: int) -> N
         assert share - 0.01 <= reached <= share * 1.5 + 0.01, (block, reached)
 
 
+def test_the_rank_rule_divides_equally_frequent_keys_too() -> None:
+    rule = DynamicDimensionOption(block_num=4, rank_base=2.0, refresh_steps=1)
+    table = EmbeddingVariable(
+        "t", DIM, option=EmbeddingVariableOption(dynamic_dimension=rule), optimizer=SGD()
+    )
+    keys = np.arange(10_000)
+    for step in range(1, 8):
+        table.lookup(keys, train=True)
+        table.apply_gradients(keys[:1], np.zeros((1, DIM)), step=step)
+        reached = np.array(list(_blocks(table).values()))
+        for block, share in ((2, 7 / 31), (3, 3 / 31), (4, 1 / 31)):
+            part = (reached >= block).mean()
+            assert part <= share + 0.001, (step, block)
+            assert step == 1 or part >= share - 0.001, (step, block)
+
+
+def test_a_key_without_permission_reads_its_default_in_every_block() -> None:
+    option = _growing(
+        filter_option=CounterFilter(2), init_option=InitializerOption(default_value_no_permission=9.0)
+    )
+    table = EmbeddingVariable("t", DIM, option=option)
+    np.testing.assert_array_equal(table.lookup([1], train=True), np.full((1, DIM), 9.0, np.float32))
+    own = table.lookup([1], train=True)[0]
+    assert (own[: DIM // 4] != 9.0).all()
+    assert (own[DIM // 4 :] == 0).all()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -152,7 +152,7 @@ class TableMachine(RuleBasedStateMachine):
         if key in self.rows:
             return self.rows[key].value()
         default = np.full(DIM, 9.0) if self.filtering else self.start_value(key)
-        return np.where(np.arange(DIM) < 1, default, 0.0) if self.grows else default
+        return np.where(np.arange(DIM) < 1, default, 0.0) if self.grows and not self.filtering else default
 
     def add_row(self, key: int) -> Row:
         row = self.rows[key] = Row(self.optimizer, self.start_value(key))

@@ -44,8 +44,9 @@ class Maintainer {
       busy_ = *requested_.begin();
       requested_.erase(requested_.begin());
       lock.unlock();
-      busy_->MaintainInBackground();
+      const bool worked = busy_->MaintainInBackground();
       lock.lock();
+      if (worked && tables_.count(busy_) != 0) requested_.insert(busy_);  // there may be more to do
       busy_ = nullptr;
       changed_.notify_all();
     }
@@ -58,9 +59,16 @@ class Maintainer {
   bool started_ = false;
 };
 
-// Never destroyed: its thread may outlive static destruction.
+// Never destroyed: its thread may outlive static destruction. A forked child, which has no such thread, starts anew.
 Maintainer& TheMaintainer() {
-  static auto* maintainer = new Maintainer;
+  static std::mutex mutex;
+  static Maintainer* maintainer = nullptr;
+  static unsigned generation = 0;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (maintainer == nullptr || generation != ForkGeneration()) {
+    maintainer = new Maintainer;
+    generation = ForkGeneration();
+  }
   return *maintainer;
 }
 

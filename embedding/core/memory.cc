@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "file_space.h"
 #include "system_libraries.h"
 
 namespace deeprec {
@@ -22,16 +23,6 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kMapThreshold = size_t{1} << 20;
 
 size_t RoundUp(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-[[noreturn]] void ThrowNoFile(int error, const std::string& directory, size_t bytes) {
-  const std::string tail =
-      " storage_path: " + std::string(std::strerror(error)) + ". Received: storage_path=" + directory;
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-    throw StorageFull("Cannot reserve " + std::to_string(bytes) + " bytes in" + tail);
-  }
-  if (error == ENOMEM) throw std::bad_alloc();
-  throw std::invalid_argument("Cannot make a file in" + tail);
-}
 
 }  // namespace
 
@@ -62,41 +53,20 @@ ZeroedBlock::ZeroedBlock(size_t bytes) : size_(bytes) {
   data_ = start;
 }
 
-ZeroedBlock ZeroedBlock::InFile(const std::string& directory, size_t bytes, std::string* granted) {
-  const size_t length = RoundUp(bytes, 4096);
+ZeroedBlock ZeroedBlock::InFile(std::shared_ptr<FileSpace> space, size_t bytes) {
   ZeroedBlock block;
+  block.data_ = space->Allocate(bytes);
   block.size_ = bytes;
-  if (const auto pmem = MapPmem(directory, length)) {
-    if (pmem->data == nullptr) ThrowNoFile(errno, directory, length);
-    block.data_ = pmem->data;
-    block.mapped_ = pmem->bytes;
-    block.origin_ = Origin::kLibpmem;
-    if (granted != nullptr) *granted = pmem->is_pmem ? "libpmem, MAP_SYNC" : "libpmem, file";
-  } else {
-    std::string path = directory + "/deeprec-XXXXXX";
-    const int file = mkostemp(path.data(), O_CLOEXEC);
-    if (file < 0) ThrowNoFile(errno, directory, length);
-    // Without a name, the file goes with the process, however that ends.
-    unlink(path.c_str());
-    const int failure = posix_fallocate(file, 0, static_cast<off_t>(length));
-    if (failure != 0) {
-      close(file);
-      ThrowNoFile(failure, directory, length);
-    }
-    void* base = MAP_FAILED;
-#if defined(MAP_SYNC) && defined(MAP_SHARED_VALIDATE)
-    base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, file, 0);
-#endif
-    if (granted != nullptr) *granted = base != MAP_FAILED ? "MAP_SYNC" : "file";
-    if (base == MAP_FAILED) base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
-    if (base == MAP_FAILED) throw std::bad_alloc();
-    block.data_ = static_cast<char*>(base);
-    block.mapped_ = length;
-    block.origin_ = Origin::kFile;
-  }
-  madvise(block.data_, block.mapped_, MADV_RANDOM);
+  block.mapped_ = RoundUp(bytes, 4096);
+  block.origin_ = Origin::kFile;
+  block.space_ = std::move(space);
   return block;
+}
+
+void ZeroedBlock::Reserve(size_t begin, size_t end) const {
+  if (origin_ != Origin::kFile) return;
+  begin = begin / 4096 * 4096;
+  space_->Reserve(data_ + begin, RoundUp(end, 4096) - begin);
 }
 
 ZeroedBlock ZeroedBlock::OnNodes(int node, size_t bytes) {
@@ -108,11 +78,16 @@ ZeroedBlock ZeroedBlock::OnNodes(int node, size_t bytes) {
 }
 
 void ZeroedBlock::Discard(size_t begin, size_t end) const {
-  if (origin_ != Origin::kMapping && origin_ != Origin::kMemkind) return;
-  if (origin_ == Origin::kMapping && end == size_) end = mapped_;
-  const auto first = RoundUp(reinterpret_cast<uintptr_t>(data_) + begin, 4096);
-  const auto last = (reinterpret_cast<uintptr_t>(data_) + end) / 4096 * 4096;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  if (origin_ == Origin::kHeap) return;
+  if (origin_ != Origin::kMemkind && end == size_) end = mapped_;
+  const auto base = reinterpret_cast<uintptr_t>(data_);
+  const auto first = RoundUp(base + begin, 4096), last = (base + end) / 4096 * 4096;
+  if (first >= last) return;
+  if (origin_ == Origin::kFile) {
+    space_->Discard(data_ + (first - base), last - first);
+  } else {
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  }
 }
 
 ZeroedBlock::~ZeroedBlock() {
@@ -122,11 +97,10 @@ ZeroedBlock::~ZeroedBlock() {
       std::free(data_);
       break;
     case Origin::kMapping:
-    case Origin::kFile:
       munmap(data_, mapped_);
       break;
-    case Origin::kLibpmem:
-      UnmapPmem(data_, mapped_);
+    case Origin::kFile:
+      space_->Free(data_, mapped_);
       break;
     case Origin::kMemkind:
       FreeOnNodes(data_);
@@ -139,6 +113,7 @@ void ZeroedBlock::Swap(ZeroedBlock& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
   std::swap(origin_, other.origin_);
+  std::swap(space_, other.space_);
 }
 
 namespace {

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
 namespace deeprec {
+
+class FileSpace;
 
 // No room in a table's storage or on the disk. Nothing was changed.
 class StorageFull : public std::runtime_error {
@@ -18,10 +21,8 @@ class ZeroedBlock {
  public:
   ZeroedBlock() = default;
   explicit ZeroedBlock(size_t bytes);
-  // The same in an unnamed file of a directory, its space reserved on the disk beforehand, by libpmem where it is
-  // installed; granted says what it is: "libpmem, " and "MAP_SYNC" (persistent memory) or "file". Throws StorageFull
-  // where there is no space, std::invalid_argument for a directory that cannot be used.
-  static ZeroedBlock InFile(const std::string& directory, size_t bytes, std::string* granted = nullptr);
+  // The same in files, without space on the disk until Reserve.
+  static ZeroedBlock InFile(std::shared_ptr<FileSpace> space, size_t bytes);
   // The same on NUMA nodes, by memkind; see AllocateOnNodes.
   static ZeroedBlock OnNodes(int node, size_t bytes);
 
@@ -32,8 +33,10 @@ class ZeroedBlock {
   }
   ~ZeroedBlock();
 
+  // In files: takes the space for the pages of [begin, end) on the disk. Throws StorageFull, and nothing is taken.
+  void Reserve(size_t begin, size_t end) const;
   // Gives whole pages within [begin, end) back to the system; what they held is lost. Nothing happens to memory of the
-  // heap, which is little, and to files, whose space stays reserved.
+  // heap, which is little.
   void Discard(size_t begin, size_t end) const;
 
   char* data() const { return data_; }
@@ -42,12 +45,13 @@ class ZeroedBlock {
  private:
   void Swap(ZeroedBlock& other) noexcept;
 
-  enum class Origin { kHeap, kMapping, kFile, kLibpmem, kMemkind };
+  enum class Origin { kHeap, kMapping, kFile, kMemkind };
 
   char* data_ = nullptr;
   size_t size_ = 0;
   size_t mapped_ = 0;  // bytes to unmap
   Origin origin_ = Origin::kHeap;
+  std::shared_ptr<FileSpace> space_;
 };
 
 // 64-byte aligned, uninitialised buffers for results. Freed ones are kept for the next batch (up to a limit), since

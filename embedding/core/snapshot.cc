@@ -84,6 +84,7 @@ Snapshot::Snapshot(Table* table, bool changed_only)
       row_parts_(kShards),
       filtered_parts_(kShards),
       listed_(kShards) {
+  table->RequireOwner();
   if (table->snapshot_.exchange(true)) throw std::runtime_error("A snapshot of the table is running already.");
   table->tracks_.store(true);
   updates_ = table->updates();

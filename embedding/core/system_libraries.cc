@@ -45,7 +45,7 @@ struct Libpmem {
   int (*unmap)(void*, size_t) = nullptr;
 };
 constexpr int kPmemFileCreate = 1 << 0;
-constexpr int kPmemFileTmpfile = 1 << 3;
+constexpr int kPmemFileSparse = 1 << 2;
 
 const Libpmem* GetLibpmem() {
   static const Libpmem* const loaded = []() -> const Libpmem* {
@@ -144,12 +144,12 @@ void RequireLibpmem() {
 
 void RequireMemkind(int node) { FreeOnNodes(AllocateOnNodes(node, 4096)); }
 
-std::optional<PmemMapping> MapPmem(const std::string& directory, size_t bytes) {
+std::optional<PmemMapping> MapPmem(const std::string& path, size_t bytes) {
   const Libpmem* library = GetLibpmem();
   if (library == nullptr) return std::nullopt;
   size_t mapped = 0;
   int is_pmem = 0;
-  void* data = library->map_file(directory.c_str(), bytes, kPmemFileCreate | kPmemFileTmpfile, 0600, &mapped, &is_pmem);
+  void* data = library->map_file(path.c_str(), bytes, kPmemFileCreate | kPmemFileSparse, 0600, &mapped, &is_pmem);
   return PmemMapping{static_cast<char*>(data), mapped, is_pmem != 0};
 }
 

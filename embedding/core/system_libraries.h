@@ -19,9 +19,9 @@ struct PmemMapping {
   size_t bytes;  // mapped
   bool is_pmem;  // the mount granted MAP_SYNC
 };
-// An unnamed file of a directory, its space reserved, mapped: null where libpmem is not installed. An error is in
+// A file, grown to that size without space on the disk, mapped: null where libpmem is not installed. An error is in
 // errno, with data == nullptr. Rows live as long as the process, so nothing is ever flushed to the medium.
-std::optional<PmemMapping> MapPmem(const std::string& directory, size_t bytes);
+std::optional<PmemMapping> MapPmem(const std::string& path, size_t bytes);
 void UnmapPmem(char* data, size_t bytes);
 
 // Memory of NUMA nodes through memkind, zeroed and 64-byte aligned. Node -1: all nodes that memkind takes for

@@ -1,5 +1,7 @@
 #include "table.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
@@ -8,6 +10,17 @@
 #include "table_internal.h"
 
 namespace deeprec {
+namespace {
+
+// Zeros that forked children see change.
+std::shared_ptr<std::atomic<uint64_t>[]> MakeSharedCounters() {
+  using Counter = std::atomic<uint64_t>;
+  void* data = mmap(nullptr, kShards * sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  return {static_cast<Counter*>(data), [](Counter* counters) { munmap(counters, kShards * sizeof(Counter)); }};
+}
+
+}  // namespace
 
 Table::Table(const TableConfig& config)
     : config_(config),
@@ -30,18 +43,25 @@ Table::Table(const TableConfig& config)
                                        static_cast<size_t>(words)));
   }
   if (config.block.by_rank) {
-    rank_thresholds_ = std::vector<std::atomic<float>>(blocks - 1);
-    for (auto& threshold : rank_thresholds_) threshold.store(std::numeric_limits<float>::infinity());
+    rank_thresholds_ = std::vector<std::atomic<uint64_t>>(blocks - 1);
+    for (auto& threshold : rank_thresholds_) threshold.store(~uint64_t{0});
   }
   if (config.admission.kind == AdmissionConfig::Kind::kBloom) {
     bloom_ = std::make_unique<CountingBloom>(config.admission.counters, config.admission.hashes,
                                              config.admission.counter_bytes);
   }
   if (config_.tiers.empty()) config_.tiers.emplace_back();
+  for (TierConfig& tier : config_.tiers) {
+    if (tier.in_files()) tier.space = std::make_shared<FileSpace>(tier.path);
+    kinds_.push_back(DescribeTier(tier));
+    files_ = files_ || tier.in_files() || tier.kind == TierKind::kLevelDb;
+  }
+  if (files_) shared_writes_ = MakeSharedCounters();
   const TierConfig& top = config_.tiers[0];
   simple_ = blocks == 1 && config.value_type == ValueType::kFloat32 && !tiered_ && top.bytes == 0;
   shard_limit_ = top.bytes / kShards;
-  const size_t largest = classes_.back().stride + classes_.back().meta_words * sizeof(int64_t);
+  size_t largest = classes_.back().stride + classes_.back().meta_words * sizeof(int64_t);
+  if (top.in_files()) largest = blocks * ((largest + 4095) / 4096 * 4096 + 3 * size_t{4096});  // pages of every class
   if (top.bytes != 0 && shard_limit_ < largest) {
     throw std::invalid_argument("The first tier must have room for " + std::to_string(kShards) + " rows of " +
                                 std::to_string(largest) +
@@ -49,6 +69,7 @@ Table::Table(const TableConfig& config)
   }
   for (int i = 0; i < kShards; ++i) {
     shards_.push_back(std::make_unique<Shard>());
+    shards_.back()->number = static_cast<size_t>(i);
     for (const RowLayout& layout : classes_) shards_.back()->slabs.emplace_back(layout, top);
     for (size_t tier = 1; tier < config.tiers.size(); ++tier) {
       shards_.back()->lower.push_back(MakeTierStore(config_.tiers[tier], classes_));
@@ -59,6 +80,20 @@ Table::Table(const TableConfig& config)
 
 Table::~Table() {
   if (tiered_) UnregisterFromMaintenance(this);
+}
+
+void Table::RequireOwner() const {
+  if (!Inherited()) return;
+  throw std::runtime_error(
+      "The files of this table belong to the process that made it, and this one was forked off: it can only read. Make "
+      "or restore a table of its own here.");
+}
+
+void Table::RequireUnchanged(const Shard& shard) const {
+  if (!Inherited() || shared_writes_[shard.number].load() == shard.writes) return;
+  throw std::runtime_error(
+      "The process that made this table has changed its files since this one was forked off. Make or restore a table "
+      "of its own here.");
 }
 
 size_t Table::Shard::FirstTierBytes() const {
@@ -76,12 +111,12 @@ size_t Table::Shard::HeldBytes() const {
 void Table::DefaultRow(uint64_t hash, float* out) const {
   const size_t first = classes_[0].dim;
   if (filters_) {
-    std::fill(out, out + first, config_.no_permission);
-  } else {
-    config_.initializer.Fill(hash, 0, first, out);
-    if (config_.value_type == ValueType::kBFloat16) {
-      for (size_t k = 0; k < first; ++k) out[k] = FromBFloat16(NearestBFloat16(out[k]));
-    }
+    std::fill(out, out + config_.dim, config_.no_permission);
+    return;
+  }
+  config_.initializer.Fill(hash, 0, first, out);
+  if (config_.value_type == ValueType::kBFloat16) {
+    for (size_t k = 0; k < first; ++k) out[k] = FromBFloat16(NearestBFloat16(out[k]));
   }
   std::fill(out + first, out + config_.dim, 0.0f);
 }
@@ -170,6 +205,7 @@ void Table::FreeRow(Shard& shard, const Entry& entry) {
   if (at.tier == 0) {
     shard.slabs[at.row_class].Free(at.place);
   } else {
+    Wrote(shard);
     shard.lower[at.tier - 1]->Erase(entry.hash, at.row_class, at.place);
   }
 }
@@ -195,7 +231,8 @@ size_t Table::WantedClass(const Entry& entry, const int64_t* meta) const {
     const double decay = config_.block.decay;
     const double estimate = (decay * RankFrequency(packed) + (1 - decay) * (entry.frequency() - last)) /
                             rank_correction_.load(std::memory_order_relaxed);
-    while (wanted < rank_thresholds_.size() && estimate >= rank_thresholds_[wanted].load(std::memory_order_relaxed)) {
+    const uint64_t rank = RankOf(estimate, entry.hash);
+    while (wanted < rank_thresholds_.size() && rank >= rank_thresholds_[wanted].load(std::memory_order_relaxed)) {
       ++wanted;
     }
   } else {

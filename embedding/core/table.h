@@ -138,7 +138,7 @@ class Table {
   bool Maintain();
   // The same; an error is kept for the statistics. It loses nothing, and whoever needs the room meets it in its own
   // call.
-  void MaintainInBackground();
+  bool MaintainInBackground();
 
   // Keys with a row, and keys that are only counted (with their counts): one consistent view for each shard, sorted
   // by bucket.
@@ -177,6 +177,8 @@ class Table {
     uint32_t no_room = 0;         // for that many moves up, no room is looked for: there was none
     uint32_t cold_frequency = 0;  // LFU: rows that frequent were moved down last
     std::atomic<int64_t> lookups{0}, hits{0};
+    uint64_t writes = 0;  // changes of the files of lower tiers
+    size_t number = 0;
 
     // Bytes of the first tier's rows, and of all cells that it holds for rows.
     size_t FirstTierBytes() const;
@@ -203,6 +205,16 @@ class Table {
     const RowLayout* layout;
     float* slot(size_t index) const { return reinterpret_cast<float*>(cell) + layout->slot_offsets[index]; }
   };
+
+  bool Inherited() const { return files_ && generation_ != ForkGeneration(); }
+  // Throws std::runtime_error in a forked child of a table with files.
+  void RequireOwner() const;
+  void RequireUnchanged(const Shard& shard) const;
+  // Before anything of a shard is changed, and before a file of a lower tier is.
+  void Mutating(Shard& shard);
+  void Wrote(Shard& shard);
+  // Asks for compaction in the background if that would give much space back.
+  void RequestCompaction(const Shard& shard);
 
   template <class Work>
   void ForEachShardOf(const KeySpan& keys, Work&& work);
@@ -289,6 +301,12 @@ class Table {
   bool simple_;  // one class of float rows in memory: pointers to rows stay valid within a group
   bool filters_;
   bool tiered_ = false;
+  bool files_ = false;  // some tier is in files
+  std::vector<std::string> kinds_;
+  // A forked child has the index and the memory of the moment of the fork, and the files of now. It may read as long as
+  // its parent has not changed them, which the parent counts here, by shard, where the child sees it.
+  const unsigned generation_ = ForkGeneration();
+  std::shared_ptr<std::atomic<uint64_t>[]> shared_writes_;
   int time_word_ = -1, rank_word_ = -1, access_word_ = -1;  // metadata words, -1 where not kept
   size_t shard_limit_ = 0;                                  // bytes of the first tier for each shard; 0 is none
   std::unique_ptr<CountingBloom> bloom_;
@@ -300,7 +318,7 @@ class Table {
   std::string background_error_;
   // By rank: thresholds of the decayed frequency for blocks 2, 3, ..., and 1 - decay^t.
   std::mutex rank_mutex_;
-  std::vector<std::atomic<float>> rank_thresholds_;
+  std::vector<std::atomic<uint64_t>> rank_thresholds_;  // see RankOf
   std::atomic<float> rank_correction_{1};
   int64_t rank_updates_ = 0;
 };

@@ -146,6 +146,7 @@ void Table::LookupGeneral(Shard& shard, const Item* items, size_t n, int64_t cal
   const size_t dim = config_.dim;
   const uint32_t* draws = kTrain ? Draws(items, n) : nullptr;
   std::vector<int64_t>& scratch = ThreadScratch().view;
+  const bool stays = !tiered_ || Inherited();  // rows are where they are
   size_t hits = 0;
   // All are counted before any is read: a key that a repeat admits or grows reads the same everywhere in the batch.
   if (kTrain) {
@@ -175,7 +176,7 @@ void Table::LookupGeneral(Shard& shard, const Item* items, size_t n, int64_t cal
     }
     if (!kTrain) ++hits;
     const RowLayout& layout = classes_[Unpack(entry->state).row_class];
-    ReadValue(layout, !tiered_ ? TopRow(shard, *entry).cell : ViewRow(shard, entry, &scratch).cell, to);
+    ReadValue(layout, stays ? Peek(shard, *entry, &scratch).cell : ViewRow(shard, entry, &scratch).cell, to);
   }
   shard.lookups.fetch_add(static_cast<int64_t>(n), std::memory_order_relaxed);
   shard.hits.fetch_add(static_cast<int64_t>(hits), std::memory_order_relaxed);
@@ -187,11 +188,13 @@ bool Table::Read(int shard_index, const Item* items, size_t n, float* out, bool 
     std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
     if (!Take(lock, wait)) return false;
     simple_ ? LookupSimple<false>(shard, items, n, 0, out) : LookupGeneral<false>(shard, items, n, 0, out);
+    if (files_) RequireUnchanged(shard);
     return true;
   }
   std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
   if (!Take(lock, wait)) return false;
   Named([&] { LookupGeneral<false>(shard, items, n, 0, out); });
+  RequireUnchanged(shard);
   if (OverHighWater(shard)) RequestMaintenance(this);
   return true;
 }
@@ -200,9 +203,11 @@ bool Table::Train(int shard_index, const Item* items, size_t n, int64_t call, fl
   Shard& shard = *shards_[shard_index];
   std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
   if (!Take(lock, wait)) return false;
+  Mutating(shard);
   Named([&] {
     simple_ ? LookupSimple<true>(shard, items, n, call, out) : LookupGeneral<true>(shard, items, n, call, out);
   });
+  if (tiered_ && has_blocks()) RequestCompaction(shard);
   if (tiered_ && OverHighWater(shard)) RequestMaintenance(this);
   return true;
 }
@@ -212,6 +217,7 @@ bool Table::Apply(int shard_index, const Item* items, size_t n, const float* gra
   Shard& shard = *shards_[shard_index];
   std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
   if (!Take(lock, wait)) return false;
+  Mutating(shard);
   const size_t dim = config_.dim;
   Scratch& scratch = ThreadScratch();
   LinkDuplicates(items, n, scratch);

@@ -75,6 +75,16 @@ inline double RankFrequency(uint64_t packed) {
   return value;
 }
 
+// Orders rows by their (corrected, decayed) frequency, and equal ones by hash, so that a rank divides those too.
+// Frequencies that differ by rounding are equal.
+inline uint64_t RankOf(double frequency, uint64_t hash) {
+  const auto rounded = static_cast<float>(frequency);
+  uint32_t bits;
+  std::memcpy(&bits, &rounded, sizeof(bits));
+  bits = (bits + (1u << 10)) >> 11;  // positive floats are ordered like their bits
+  return static_cast<uint64_t>(bits) << 32 | static_cast<uint32_t>(Mix64(hash) >> 32);
+}
+
 inline uint64_t PackRank(float frequency, uint32_t taken_in) {
   uint32_t bits;
   std::memcpy(&bits, &frequency, sizeof(bits));
@@ -112,6 +122,16 @@ inline void Table::BloomChanging(Shard& shard, int bucket) {
   if ((shard.snapshot.bloom_pending >> (bucket / kShards) & 1) != 0) PreserveBloom(shard, bucket);
 }
 
+inline void Table::Wrote(Shard& shard) {
+  if (files_) shared_writes_[shard.number].store(++shard.writes);
+}
+
+inline void Table::Mutating(Shard& shard) {
+  if (!files_) return;
+  RequireOwner();
+  if (config_.tiers[0].in_files()) Wrote(shard);
+}
+
 template <class Work>
 void Table::Edit(Shard& shard, Entry* entry, Work&& work) {
   if (tiered_ && !Promote(shard, entry)) {
@@ -130,6 +150,7 @@ void Table::EditInPlace(Shard& shard, const Entry& entry, Work&& work) {
     work(TopRow(shard, entry));
     return;
   }
+  Wrote(shard);
   shard.lower[at.tier - 1]->Change(entry.hash, at.row_class, at.place,
                                    [&](char* cell, int64_t* meta) { work(Row{cell, meta, &classes_[at.row_class]}); });
 }
@@ -149,6 +170,7 @@ void Table::ForEachShardOf(const KeySpan& keys, Work&& work) {
     Shard& shard = *shards_[shard_index];
     std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
     if (!Take(lock, wait)) return false;
+    Mutating(shard);
     Named([&] { work(shard, items, n); });
     return true;
   });

@@ -49,6 +49,7 @@ size_t Table::Erase(const KeySpan& keys) {
       RemoveEntry(shard, entry);
       erased.fetch_add(1, std::memory_order_relaxed);
     }
+    RequestCompaction(shard);
   });
   return erased.load();
 }
@@ -60,6 +61,7 @@ std::vector<int64_t> Table::Evict(int64_t step, int64_t now) {
   ParallelFor(kShards, [&](size_t s) {
     Shard& shard = *shards_[s];
     std::unique_lock<std::shared_mutex> lock(shard.mutex);
+    Mutating(shard);
     std::vector<int64_t> scratch;
     std::vector<float> value(config_.dim);
     std::vector<Entry*> stamp;
@@ -101,6 +103,7 @@ std::vector<int64_t> Table::Evict(int64_t step, int64_t now) {
       }
     }
     shard.evicted += static_cast<int64_t>(evicted[s].size());
+    RequestCompaction(shard);
   });
   std::vector<int64_t> keys;
   for (const uint64_t hash : InBucketOrder(&evicted)) keys.push_back(static_cast<int64_t>(Unmix64(hash)));
@@ -110,6 +113,8 @@ std::vector<int64_t> Table::Evict(int64_t step, int64_t now) {
 void Table::Clear() {
   for (auto& shard : shards_) {
     std::unique_lock<std::shared_mutex> lock(shard->mutex);
+    Mutating(*shard);
+    Wrote(*shard);
     shard->index.ForEach([&](const Entry* entry) {
       if (entry->pending()) Preserve(*shard, *entry);
     });
@@ -150,9 +155,10 @@ void Table::RefreshRanks() {
   std::lock_guard<std::mutex> only(rank_mutex_);
   const double decay = config_.block.decay;
   const double correction = 1 - std::pow(decay, static_cast<double>(++rank_updates_));
-  std::vector<float> frequencies;
+  std::vector<uint64_t> ranks;
   for (auto& shard : shards_) {
     std::unique_lock<std::shared_mutex> lock(shard->mutex);
+    Mutating(*shard);
     shard->index.ForEach([&](const Entry* entry) {
       if (!entry->has_row()) return;
       try {
@@ -161,22 +167,20 @@ void Table::RefreshRanks() {
           const uint32_t fresh = entry->frequency() - static_cast<uint32_t>(packed);
           const auto taken = static_cast<float>(decay * RankFrequency(packed) + (1 - decay) * fresh);
           row.meta[rank_word_] = static_cast<int64_t>(PackRank(taken, entry->frequency()));
-          if (taken > 1e-6f) frequencies.push_back(taken);
+          if (taken > 1e-6f) ranks.push_back(RankOf(taken / correction, entry->hash));
         });
       } catch (const std::runtime_error& error) {
         Note(error);  // a disk that fails: the row takes its occurrences in next time
       }
     });
   }
-  std::sort(frequencies.begin(), frequencies.end(), std::greater<float>());
+  std::sort(ranks.begin(), ranks.end(), std::greater<uint64_t>());
   const double base = config_.block.rank_base;
   const auto blocks = static_cast<double>(config_.block.blocks);
   for (size_t k = 2; k <= config_.block.blocks; ++k) {
     const double share = (std::pow(base, blocks + 1 - static_cast<double>(k)) - 1) / (std::pow(base, blocks + 1) - 1);
-    const auto rank = static_cast<size_t>(share * static_cast<double>(frequencies.size()));
-    const float threshold =
-        rank == 0 ? std::numeric_limits<float>::infinity() : frequencies[rank - 1] / static_cast<float>(correction);
-    rank_thresholds_[k - 2].store(threshold);
+    const auto rank = static_cast<size_t>(share * static_cast<double>(ranks.size()));
+    rank_thresholds_[k - 2].store(rank == 0 ? ~uint64_t{0} : ranks[rank - 1]);
   }
   rank_correction_.store(static_cast<float>(1 - std::pow(decay, static_cast<double>(rank_updates_ + 1))));
 }
@@ -224,6 +228,7 @@ void Table::Export(const KeySpan& keys, uint8_t* present, const RowColumns& colu
       const size_t row_class = Unpack(entry->state).row_class;
       FillColumns(Peek(shard, *entry, &scratch), row_class, entry->frequency(), to, columns);
     }
+    RequireUnchanged(shard);
     return true;
   });
 }
@@ -296,7 +301,7 @@ void Table::ImportFiltered(const KeySpan& keys) {
 TableStats Table::Stats() const {
   TableStats stats;
   stats.tiers.resize(config_.tiers.size());
-  for (size_t tier = 0; tier < config_.tiers.size(); ++tier) stats.tiers[tier].kind = DescribeTier(config_.tiers[tier]);
+  for (size_t tier = 0; tier < config_.tiers.size(); ++tier) stats.tiers[tier].kind = kinds_[tier];
   int64_t index_bytes = bloom_ ? static_cast<int64_t>(bloom_->bytes()) : 0;
   for (int s = 0; s < kShards; ++s) {
     const auto& shard = shards_[s];

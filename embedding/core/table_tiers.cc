@@ -7,7 +7,7 @@
 
 #include "maintenance.h"
 #include "table_internal.h"
-#include "tier_mapped.h"
+#include "tier_common.h"
 
 namespace deeprec {
 
@@ -56,6 +56,7 @@ bool Table::Promote(Shard& shard, Entry* entry) {
     --shard.no_room;
   }
   if (place != kNoPlace) {
+    Wrote(shard);
     at = Unpack(entry->state);  // making room may have moved this row one tier further down
     shard.lower[at.tier - 1]->Erase(entry->hash, at.row_class, at.place);
   } else {
@@ -89,6 +90,7 @@ uint32_t Table::Exchange(Shard& shard, const Entry& entry) {
   if (coldest == nullptr) return kNoPlace;
   const Row row = TopRow(shard, *coldest);
   uint32_t below;
+  Wrote(shard);
   try {
     below = shard.lower[at.tier - 1]->Replace(entry.hash, at.row_class, at.place, coldest->hash, row.cell, row.meta);
   } catch (const StorageFull&) {
@@ -108,12 +110,14 @@ RowView Table::ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch
     if (config_.lru) Touch(shard, row.meta);
     return {row.cell, row.meta};
   }
-  // A row that is less frequent than those that were moved down last would be the next to go: it is read below. Of
-  // equally frequent ones the more recent deserves the place; every 16th hit claims it, which follows a change of load
-  // without moving rows all the time.
+  // LFU: a row that is less frequent than those that were moved down last would be the next to go: it is read below.
+  // But every 64th hit claims a place all the same (reading counts no occurrences, so a load that only reads would
+  // never move a row), and every 16th of equally frequent ones, which follows a change of load without moving rows all
+  // the time.
+  const auto claims = [&](int64_t turn) { return ++shard.clock % turn == 0; };
   const bool deserves =
       config_.lru || entry->frequency() > shard.cold_frequency ||
-      (entry->frequency() == shard.cold_frequency && ++shard.clock % 16 == 0) ||
+      claims(entry->frequency() == shard.cold_frequency ? 16 : 64) ||
       shard.FirstTierBytes() + shard.slabs[at.row_class].RowBytes() <= shard_limit_ - shard_limit_ / 8;
   if (deserves && Promote(shard, entry)) {
     const Row row = TopRow(shard, *entry);
@@ -130,12 +134,12 @@ bool Table::OverHighWater(const Shard& shard) const {
 void Table::MakeRoom(Shard& shard, size_t row_class) {
   const RowSlabs& slabs = shard.slabs[row_class];
   const size_t bytes = slabs.RowBytes();
-  const auto fits = [&] { return slabs.has_free() || shard.HeldBytes() + bytes <= shard_limit_; };
+  const auto fits = [&] { return slabs.has_free() || shard.HeldBytes() + slabs.GrowthBytes() <= shard_limit_; };
   if (fits()) return;
   // Free cells belong to rows of other classes. Squeezing walks the index, so not for a few of them.
   if (shard.HeldBytes() - shard.FirstTierBytes() >= std::max(bytes, shard_limit_ / 32)) {
     Squeeze(shard, row_class);
-    return;
+    if (fits()) return;
   }
   if (shard.lower.empty()) {
     throw StorageFull(std::string("The ") + TierName(config_.tiers[0].kind) +
@@ -220,6 +224,7 @@ size_t Table::Demote(Shard& shard, uint32_t tier, size_t bytes) {
 uint32_t Table::PutBelow(Shard& shard, uint32_t tier, const Entry& entry) {
   TierStore& target = *shard.lower[tier];
   std::vector<int64_t> scratch;
+  Wrote(shard);
   for (;;) {
     const RowView view = Peek(shard, entry, &scratch);
     try {
@@ -239,12 +244,20 @@ TierStore::Moved Table::Relocator(Shard& shard, uint32_t tier) {
   };
 }
 
+void Table::RequestCompaction(const Shard& shard) {
+  const bool wanted =
+      std::any_of(shard.lower.begin(), shard.lower.end(), [](const auto& tier) { return tier->wants_compaction(); });
+  if (wanted) RequestMaintenance(this);
+}
+
 bool Table::Maintain() {
   bool worked = false;
   std::exception_ptr error;
   for (auto& owned : shards_) {
     Shard& shard = *owned;
     std::unique_lock<std::shared_mutex> lock(shard.mutex);
+    RequireOwner();
+    Wrote(shard);
     try {
       for (uint32_t tier = 1; tier <= shard.lower.size(); ++tier) {
         worked = shard.lower[tier - 1]->Compact(Relocator(shard, tier), /*force=*/false) || worked;
@@ -267,15 +280,17 @@ void Table::Note(const std::exception& error) {
   background_error_ = error.what();
 }
 
-void Table::MaintainInBackground() {
+bool Table::MaintainInBackground() {
+  bool worked = false;
   std::string error;
   try {
-    Maintain();
+    worked = Maintain();
   } catch (const std::exception& failure) {
     error = failure.what();
   }
   std::lock_guard<std::mutex> lock(error_mutex_);
   background_error_ = error;
+  return worked;
 }
 
 }  // namespace deeprec

@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include "batch.h"
+#include "tier_chunks.h"
 #include "tier_leveldb.h"
-#include "tier_log.h"
-#include "tier_mapped.h"
 
 namespace deeprec {
 
@@ -26,14 +25,8 @@ const char* TierName(TierKind kind) {
 }
 
 std::unique_ptr<TierStore> MakeTierStore(const TierConfig& config, const std::vector<RowLayout>& classes) {
-  switch (config.kind) {
-    case TierKind::kSsd:
-      return std::make_unique<LogTier>(config, classes);
-    case TierKind::kLevelDb:
-      return MakeLevelDbTier(config, classes);
-    default:
-      return std::make_unique<MappedTier>(config, classes);
-  }
+  if (config.kind == TierKind::kLevelDb) return MakeLevelDbTier(config, classes);
+  return std::make_unique<ChunkTier>(config, classes);
 }
 
 ZeroedBlock MakeTierBlock(const TierConfig& config, size_t bytes) {
@@ -43,7 +36,7 @@ ZeroedBlock MakeTierBlock(const TierConfig& config, size_t bytes) {
     case TierKind::kPmemMemkind:
       return ZeroedBlock::OnNodes(config.node, bytes);
     default:
-      return ZeroedBlock::InFile(config.path, bytes);
+      return ZeroedBlock::InFile(config.space, bytes);
   }
 }
 
@@ -60,22 +53,26 @@ std::string DescribeTier(const TierConfig& config) {
     case TierKind::kPmemFile:
       break;
   }
-  std::string granted;
-  ZeroedBlock::InFile(config.path, 4096, &granted);
-  return "pmem (" + granted + ")";
+  return "pmem (" + FileSpace::Describe(config.path) + ")";
 }
 
 size_t ChunkBytes(const TierConfig& config, const std::vector<RowLayout>& classes) {
-  // A few chunks for each shard and class fit a small limit; large ones keep the number of mappings small.
+  // Small pieces waste little, and hold little that another shard or class could use; but no file system likes to be
+  // asked for every row.
+  const uint64_t unlimited = (uint64_t{32} << 10) / classes.size(), most = (uint64_t{256} << 10) / classes.size();
   const RowLayout& largest = classes.back();
-  const uint64_t least = (largest.stride + (largest.meta_words + 2) * sizeof(int64_t) + 4095) / 4096 * 4096;
-  if (config.bytes == 0) return std::max<uint64_t>(uint64_t{1} << 20, least);
-  if (config.bytes / kShards < least) {
-    throw std::invalid_argument("A tier must have room for " + std::to_string(kShards * least) +
+  const uint64_t row = largest.stride + (largest.meta_words + 1) * sizeof(int64_t);
+  const auto pages = [](uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; };
+  const uint64_t least = pages(row + 16), efficient = pages(8 * row);
+  if (config.bytes == 0) return std::max(pages(unlimited), efficient);
+  // A chunk for each class, and one more for compaction.
+  const uint64_t needed = (classes.size() + 1) * least;
+  if (config.bytes / kShards < needed) {
+    throw std::invalid_argument("A tier must have room for " + std::to_string(kShards * needed) +
                                 " bytes. Received: storage_size=" + std::to_string(config.bytes));
   }
-  const uint64_t quarter = std::min<uint64_t>(config.bytes / kShards / (4 * classes.size()), uint64_t{8} << 20);
-  return std::max<uint64_t>(quarter / 4096 * 4096, least);
+  const uint64_t quarter = config.bytes / kShards / (4 * classes.size()) / 4096 * 4096;
+  return std::max(least, std::min(quarter, std::max(pages(most), efficient)));
 }
 
 [[noreturn]] void ThrowFull(const TierConfig& config) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "file_space.h"
 #include "layout.h"
 #include "memory.h"
 
@@ -22,9 +23,12 @@ const char* TierName(TierKind kind);  // as in a storage_type
 
 struct TierConfig {
   TierKind kind = TierKind::kDram;
-  uint64_t bytes = 0;  // hard limit, divided among the shards; 0 is none
-  std::string path;    // directory; empty where the kind needs none
-  int node = 0;        // NUMA node of kPmemMemkind; -1 for all that memkind takes for persistent memory
+  uint64_t bytes = 0;                  // hard limit, divided among the shards; 0 is none
+  std::string path;                    // directory; empty where the kind needs none
+  int node = 0;                        // NUMA node of kPmemMemkind; -1 for all that memkind takes for persistent memory
+  std::shared_ptr<FileSpace> space{};  // of kinds in files; the table makes it
+
+  bool in_files() const { return kind == TierKind::kPmemFile || kind == TierKind::kSsd; }
 };
 
 // A row where it lies; valid until the tier changes.
@@ -56,6 +60,8 @@ class TierStore {
   // handle) for each. Returns whether anything was moved.
   using Moved = std::function<void(uint64_t, size_t, uint32_t, uint32_t)>;
   virtual bool Compact(const Moved& moved, bool force) = 0;
+  // Whether much space is held without need: Compact has work to do.
+  virtual bool wants_compaction() const { return false; }
   virtual size_t rows() const = 0;
   virtual size_t bytes() const = 0;
 };

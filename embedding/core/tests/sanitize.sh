@@ -12,5 +12,5 @@ for sanitizer in thread address,undefined; do
     # shellcheck disable=SC2086 # the sources are a list
     ${CXX:-g++} -std=c++17 -O1 -g -march=x86-64-v2 -pthread -fno-omit-frame-pointer -fno-sanitize-recover=all \
         "-fsanitize=$sanitizer" -I"$core" $sources "$core/tests/stress.cc" -o "$build/stress"
-    TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" ASAN_OPTIONS="detect_leaks=1" timeout 300 "$build/stress" "$seconds"
+    TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1 second_deadlock_stack=1" ASAN_OPTIONS="detect_leaks=1" timeout 600 "$build/stress" "$seconds"
 done

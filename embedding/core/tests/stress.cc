@@ -87,7 +87,19 @@ void Export(Table& table, bool as_snapshot) {
   Check(stats.rows >= 0 && stats.filtered >= 0 && stats.bytes > 0, "statistics are garbage");
 }
 
-void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers) {
+// Whether there was room for the work. What has a row needs none.
+template <class Work>
+bool Try(Work&& work) {
+  try {
+    work();
+  } catch (const deeprec::StorageFull&) {
+    return false;
+  }
+  return true;
+}
+
+// `fills`: the last tier has not room for all cold keys.
+void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers, bool fills = false) {
   // A momentum that rounds to zero as a float: every update writes a slot, and sums stay exact.
   const Optimizer optimizer("SGD", {{"learning_rate", 1}, {"momentum", 1e-300}, {"nesterov", 0}});
   TableConfig config{kDim, {}, optimizer, Initializer("Constant", 0, 0, 1)};
@@ -97,27 +109,43 @@ void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers) {
   std::vector<std::atomic<int64_t>> sums(kHot);
   std::atomic<int64_t> step{0};
   std::atomic<bool> stop{false};
+  std::atomic<int64_t> refused{0};
   std::vector<std::thread> threads;
+  if (fills) {
+    std::vector<int64_t> keys;
+    for (int64_t key = 0; key < kHot; ++key) keys.push_back(key);
+    std::vector<float> rows(keys.size() * kDim);
+    deeprec::Pull({{&table, Span(keys), rows.data()}}, true);
+    step.store(1);
+    deeprec::Push({{&table, Span(keys), rows.data()}}, 1, kOwnRate);  // zeros
+  }
 
   for (int worker = 0; worker < 3; ++worker) {
     threads.emplace_back([&, worker] {
       std::mt19937_64 random(worker);
       while (!stop.load()) {
-        std::vector<int64_t> keys;
-        std::vector<float> gradients;
+        std::vector<int64_t> keys[2];  // cold ones, and hot ones
+        std::vector<float> gradients[2];
         for (int i = 0; i < 3000; ++i) {
           const bool hot = i % 3 != 0;
           const int64_t key =
               hot ? static_cast<int64_t>(random() % kHot) : kCold + static_cast<int64_t>(random() % 60000);
           const int64_t gradient = static_cast<int64_t>(random() % 7) - 3;
-          keys.push_back(key);
-          gradients.insert(gradients.end(), kDim, static_cast<float>(gradient));
+          keys[hot].push_back(key);
+          gradients[hot].insert(gradients[hot].end(), kDim, static_cast<float>(gradient));
           if (hot) sums[key].fetch_add(gradient);
         }
-        std::vector<float> rows(keys.size() * kDim);
-        deeprec::Pull({{&table, Span(keys), rows.data()}}, true);
-        CheckRows(rows);
-        deeprec::Push({{&table, Span(keys), gradients.data()}}, step.fetch_add(1) + 1, kOwnRate);
+        const int64_t now = step.fetch_add(1) + 1;
+        for (const bool hot : {false, true}) {
+          std::vector<float> rows(keys[hot].size() * kDim);
+          const bool done = Try([&] {
+            deeprec::Pull({{&table, Span(keys[hot]), rows.data()}}, true);
+            CheckRows(rows);
+            deeprec::Push({{&table, Span(keys[hot]), gradients[hot].data()}}, now, kOwnRate);
+          });
+          Check(done || (fills && !hot), "there was no room");
+          refused.fetch_add(!done);
+        }
       }
     });
   }
@@ -127,7 +155,7 @@ void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers) {
       std::vector<int64_t> keys;
       for (int i = 0; i < 500; ++i) keys.push_back(kErased + static_cast<int64_t>(random() % 800));
       const std::vector<float> values(keys.size() * kDim, 3);
-      table.Upsert(Span(keys), values.data());
+      Check(Try([&] { table.Upsert(Span(keys), values.data()); }) || fills, "there was no room");
       std::vector<float> rows(keys.size() * kDim);
       deeprec::Pull({{&table, Span(keys), rows.data()}}, false);
       CheckRows(rows);
@@ -148,7 +176,7 @@ void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers) {
   for (bool enough = false; elapsed() < seconds || (!enough && elapsed() < 100);) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     const deeprec::TableStats now = table.Stats();
-    enough = now.evicted > 0 && (tiers.empty() || (now.demoted > 0 && now.promoted > 0));
+    enough = now.evicted > 0 && (tiers.empty() || (now.demoted > 0 && now.promoted > 0)) && (!fills || refused > 0);
   }
   stop.store(true);
   for (auto& thread : threads) thread.join();
@@ -212,6 +240,14 @@ int main(int argc, char** argv) {
   const std::vector<deeprec::TierConfig> tiers{
       {TierKind::kDram, few, ""}, {TierKind::kPmemFile, 2 << 20, path}, {TierKind::kSsd, 0, path}};
   Run(seconds, tiers);
+  const uint64_t little = 1 << 20;
+  Run(seconds, {{TierKind::kDram, few, ""}, {TierKind::kPmemFile, little, path}, {TierKind::kSsd, little, path}}, true);
+  Run(seconds, {{TierKind::kDram, few, ""}, {TierKind::kPmemFile, little, path}}, true);
+  try {
+    Run(seconds, {{TierKind::kDram, few, ""}, {TierKind::kLevelDb, 0, path}});
+  } catch (const std::invalid_argument& error) {
+    std::printf("%s\n", error.what());  // it is not installed
+  }
   ledger::Run(seconds, {}, false, Check);
   ledger::Run(seconds, tiers, false, Check);
   ledger::Run(seconds, tiers, true, Check);
