@@ -60,4 +60,4 @@ def test_ten_million_rows_stay_near_what_they_hold(run_python: RunPython) -> Non
     assert seen["resident"] <= 1.25 * ROWS * IDEAL
     assert seen["peak"] <= 1.5 * ROWS * IDEAL
     # And the engine's own count is no more than the truth, nor much less.
-    assert 0.9 * seen["resident"] <= seen["own"] <= 1.02 * seen["resident"]
+    assert 0.85 * seen["resident"] <= seen["own"] <= 1.05 * seen["resident"]
