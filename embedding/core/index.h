@@ -38,6 +38,11 @@ struct Entry {
   bool live() const { return state >= kFiltered; }
   bool pending() const { return (word & kPending) != 0; }
   uint32_t frequency() const { return word & kMaxFrequency; }
+  // Adds occurrences, up to the largest count; the flags stay.
+  void Add(uint32_t count) {
+    const uint32_t room = kMaxFrequency - frequency();
+    word += count < room ? count : room;
+  }
   void set_frequency(uint32_t frequency) {
     word = (word & ~kMaxFrequency) | (frequency < kMaxFrequency ? frequency : kMaxFrequency);
   }

@@ -43,7 +43,7 @@ Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, uint32_t draws
   using Kind = AdmissionConfig::Kind;
   if (entry != nullptr) Changing(shard, entry);
   if (entry != nullptr && entry->has_row()) {
-    entry->set_frequency(AddSaturated(entry->frequency(), item.count));
+    entry->Add(item.count);
     return entry;
   }
   uint32_t frequency = AddSaturated(entry == nullptr ? 0 : entry->frequency(), item.count);
@@ -114,7 +114,12 @@ void Table::LookupSimple(Shard& shard, const Item* items, size_t n, int64_t call
       const bool hit = entry != nullptr && entry->has_row();
       hits += hit;
       if (kTrain) {
-        entry = Count(shard, entry, items[i], draws == nullptr ? 1 : draws[i], call);
+        if (hit) {
+          Changing(shard, entry);
+          entry->Add(items[i].count);
+        } else {
+          entry = Count(shard, entry, items[i], draws == nullptr ? 1 : draws[i], call);
+        }
         late = late || (filters_ && !hit && entry != nullptr && entry->has_row());
       }
       rows[i] = nullptr;

@@ -99,7 +99,7 @@ inline void CopyRecord(const RowView& view, const RowLayout& layout, std::vector
 }
 
 inline void Table::Changing(Shard& shard, Entry* entry) {
-  if ((entry->word & (kChanged | kPending)) != kChanged) MarkChanged(shard, entry);
+  if (__builtin_expect((entry->word & (kChanged | kPending)) != kChanged, 0)) MarkChanged(shard, entry);
 }
 
 inline void Table::ListChanged(Shard& shard, uint64_t hash) {
