@@ -51,7 +51,8 @@ class StorageOption(Serializable):
         storage_path: directory of files; needed by PMEM_LIBPMEM, SSDHASH and LEVELDB tiers, made if absent. The files
             live as long as the process: what must survive is in checkpoints.
         storage_size: bytes that each tier may take for rows, hard limits; the index is not counted. Tiers without a
-            number: 1 GiB, and the last one without limit.
+            number: 1 GiB, and the last one without limit. LevelDB's are those of its files; live rows can fill a little
+            less than half of them.
         cache_strategy: LFU or LRU.
         numa_node: for PMEM_MEMKIND; None takes all nodes that memkind knows as persistent memory: those of the
             environment's MEMKIND_DAX_KMEM_NODES, or those that it finds by itself.

@@ -123,7 +123,7 @@ inline void Table::BloomChanging(Shard& shard, int bucket) {
 }
 
 inline void Table::Wrote(Shard& shard) {
-  if (files_) shared_writes_[shard.number].store(++shard.writes);
+  if (files_) shared_writes_[shard.number].store(++shard.writes, std::memory_order_release);
 }
 
 inline void Table::Mutating(Shard& shard) {
