@@ -393,7 +393,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         """See that the model has tables, and those of the checkpoint to go on from."""
         optimizer = self.options.sparse_optimizer
         specs = tables.table_specs(model, optimizer)
-        start = self._checkpoint or checkpoint.latest(self.model_dir)
+        start = self._start()
         warm = self.options.warm_start
         if start is not None:
             checkpoint.load(start, verify=False).check_model(specs)
@@ -411,7 +411,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
     ) -> dict[str, list[float]]:
         trainer_options = self._trainer_options(class_weight)
         driver = DriverModel(model, train.spec, trainer_options)
-        start = self._checkpoint or checkpoint.latest(self.model_dir)
+        start = self._start()
         if start is not None:
             manifest = checkpoint.load(start, verify=False)
             manifest.check_model(driver.table_specs, ModelRecord.of(driver.model).weights)
@@ -442,6 +442,13 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         finally:
             # After a failure the next fit goes on from what was saved last.
             self._checkpoint = loop.last_checkpoint
+
+    def _start(self) -> str | None:
+        """The checkpoint that the next fit begins with; the last whole one where that is asked for."""
+        newest = self._checkpoint or checkpoint.latest(self.model_dir)
+        if newest is None or not self.options.checkpoints.fallback:
+            return newest
+        return checkpoint.chain(newest, fallback=True)[-1]
 
     def _trained(self) -> str:
         """The directory of the checkpoint that evaluate, predict, export and save use."""

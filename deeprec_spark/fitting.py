@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark import checkpoint
+from deeprec_spark.checkpoint.directory import model_dir_of
 from deeprec_spark.cluster import ClusterOptions, TrainingCluster
 from deeprec_spark.data.arrays import unpack_arrays
 from deeprec_spark.data.filesystem import delete_directory, join, redacted, resolve
+from deeprec_spark.embedding.store import CheckpointFile
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.epochs import EpochPlan
+from deeprec_spark.fit_options import FitOptions, FitStatistics
 from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays, worker_arrays
 from deeprec_spark.progress import ProgressDisplay
 from deeprec_spark.recovery import RestartOptions, with_restarts
@@ -32,56 +35,6 @@ logger = logging.getLogger(__name__)
 
 BEST_FOLDER = "best"
 """Below model_dir: the checkpoint of the best epoch, while a fit that may go back to it runs."""
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """One call of `fit`. `batch_size` is the global batch in sync mode, each worker's own in async mode."""
-
-    epochs: int = 1
-    batch_size: int = 32
-    initial_epoch: int = 0
-    steps_per_epoch: int | None = None
-    validation_freq: int = 1
-    validation_steps: int | None = None
-    shuffle: bool = True
-    seed: int = 0
-    verbose: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "validation_freq"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}")
-        for name in ("steps_per_epoch", "validation_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be None or at least 1. Received: {name}={value}")
-        if not 0 <= self.initial_epoch < self.epochs:
-            raise ValueError(
-                f"initial_epoch must lie in [0, epochs). Received: initial_epoch={self.initial_epoch}, "
-                f"epochs={self.epochs}"
-            )
-
-
-@dataclass
-class FitStatistics:
-    """What a fit did: rows, steps of the model (updates), and the seconds that its training phases took.
-
-    Rows and steps are those that the model has seen: what was trained again after a failure counts once. `saves` are
-    its checkpoints and what each of them cost, `restarts` how often its nodes were started again.
-    """
-
-    rows: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    restarts: int = 0
-    saves: list[SaveRecord] = field(default_factory=list)
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def samples_per_second(self) -> float:
-        """Trained rows a second, all workers together."""
-        return self.rows / self.seconds if self.seconds else 0.0
 
 
 class FitLoop:
@@ -145,7 +98,7 @@ class FitLoop:
         self._termination = Termination()
         self._last: SaveRecord | None = None
         self._best: str | None = None
-        self._begun = self._ended = False
+        self._begun = self._ended = self._ready = False
         self._running_epoch: int | None = None
         self._epoch = _RunningEpoch()
         self._step = 0
@@ -178,6 +131,9 @@ class FitLoop:
     # --- one attempt: a cluster from its start to the last epoch ---
 
     def _attempt(self, start_cluster: Callable[[], TrainingCluster]) -> None:
+        self._ready = False
+        # What cannot be restored is said before anything is started.
+        chain = self._chain()
         with start_cluster() as cluster:
             self._cluster = cluster
             cluster.wait_ready(self._stop_if_asked)
@@ -188,24 +144,34 @@ class FitLoop:
                 commit=lambda draft: self._commit(draft, self._model_dir, self._checkpoints.keep_max),
                 on_saved=self._on_saved,
             )
-            self._go_back()
-            self._begin_callbacks()
-            self._train_epochs()
-            if not self._ended:
-                self._ended = True
-                self._host.train_end()
-            self._finish()
+            try:
+                self._go_back(chain)
+                self._ready = True
+                self._begin_callbacks()
+                self._train_epochs()
+                if not self._ended:
+                    self._ended = True
+                    self._host.train_end()
+                self._finish()
+            finally:
+                # A save whose files are written may still commit: the next attempt shall see it whole or not at all.
+                self._saver.settle()
 
-    def _go_back(self) -> None:
-        """Bring the new nodes to the last checkpoint, and the position with them."""
+    def _chain(self) -> list[str]:
+        """The directories to restore from, whole; none for a new model."""
+        if self.last_checkpoint is None:
+            return []
+        fallback = self._checkpoints.fallback or self.statistics.restarts > 0
+        return checkpoint.chain(self.last_checkpoint, fallback=fallback)
+
+    def _go_back(self, chain: Sequence[str]) -> None:
+        """Bring the new nodes to a checkpoint, and the position with them."""
         position: FitPosition | None = self._first
-        if self.last_checkpoint is not None:
-            fallback = self._checkpoints.fallback or self.statistics.restarts > 0
-            chain = checkpoint.chain(self.last_checkpoint, fallback=fallback)
+        if chain:
             manifest = checkpoint.load(chain[-1], verify=False)
             logger.info("Going on from step %d: %s", manifest.step, redacted(chain[-1]))
             self._restore(chain, manifest.save_id)
-            if manifest.save_id is not None and chain[-1].startswith(f"{self._model_dir}/checkpoints/"):
+            if manifest.save_id is not None and model_dir_of(chain[-1]) == self._model_dir:
                 self._saver.build_on(chain[-1], manifest.save_id)
             if chain[-1] != self._start:
                 position = FitPosition.from_dict(manifest.position)
@@ -428,7 +394,7 @@ class FitLoop:
         if not self._termination.asked.is_set():
             return
         where = "nothing was trained yet"
-        if self._begun and self._step > (0 if self._last is None else self._last.step):
+        if self._ready and self._step > (0 if self._last is None else self._last.step):
             where = f"saved as {redacted(self._saver.save('incremental').directory)}"
         elif self._last is not None:
             where = f"saved as {redacted(self._last.directory)}"
@@ -437,15 +403,21 @@ class FitLoop:
         )
 
     def _commit(self, draft: Draft, model_dir: str, keep_max: int) -> str:
-        training = {
+        training: dict[str, Any] = {
             "pause_seconds": round(draft.cut.pause, 6),
             "mode": self._cluster_options.mode,
             "num_ps": self._cluster_options.num_ps,
             "num_workers": self._cluster_options.num_workers,
             "learning_rate": draft.position["learning_rate"],
         }
+
+        def write(directory: str) -> list[CheckpointFile]:
+            files = draft.write(directory)
+            training["write_seconds"] = round(draft.write_seconds, 6)
+            return files
+
         return checkpoint.save_checkpoint(
-            draft.write,
+            write,
             model_dir,
             model=self._driver.model,
             tables=self._driver.table_specs,
@@ -524,3 +496,6 @@ def summarize(reports: Sequence[Progress]) -> tuple[int, int, dict[str, float]]:
         for name in sorted(names)
     }
     return samples, steps, logs
+
+
+__all__ = ["FitLoop", "FitOptions", "FitStatistics", "summarize"]

@@ -166,6 +166,13 @@ class Saver:
         if self._thread.is_alive():
             raise TimeoutError(f"The running save did not end within {timeout:.0f} s.")
 
+    def settle(self, timeout: float = 60.0) -> None:
+        """The job ends or has failed: wait for what the running save still does, and say so if it does not end."""
+        try:
+            self.wait(timeout)
+        except TimeoutError as error:
+            logger.warning("%s", error)
+
     def _due(self, step: int) -> Literal["full", "incremental"] | None:
         options, now = self._options, time.monotonic()
         if _passed(self._full_at, now, step, options.save_secs, options.save_steps):

@@ -12,7 +12,9 @@ import yaml
 from deeprec_spark.config import ConfigError, JobConfig, load_config, parse_config
 from deeprec_spark.embedding.optimizers import Adagrad
 from deeprec_spark.platform import reference, resources
+from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.transport import TlsOptions
+from deeprec_spark.saving import CheckpointOptions
 from tests.conftest import ROOT
 
 MINIMAL: dict[str, Any] = {
@@ -27,6 +29,24 @@ def test_a_minimal_job_has_defaults() -> None:
     assert (config.cluster.num_ps, config.cluster.workers, config.cluster.mode) == (0, 1, "async")
     assert config.model.name == "deepfm"
     assert config.training.make_sparse_optimizer() == Adagrad(learning_rate=0.05)
+
+
+def test_saving_and_restarts_are_the_estimators_unless_told_otherwise() -> None:
+    config = parse_config(MINIMAL)
+    assert config.training.checkpoints.make_options() == CheckpointOptions()
+    assert config.training.restarts.make_options() == RestartOptions()
+    config = parse_config(
+        MINIMAL,
+        [
+            "training.checkpoints={save_secs: null, incremental_steps: 50, keep_max: 5}",
+            "training.restarts.max_restarts=7",
+        ],
+    )
+    options = CheckpointOptions(save_secs=None, incremental_steps=50, keep_max=5)
+    assert config.training.checkpoints.make_options() == options
+    assert config.training.restarts.make_options().max_restarts == 7
+    with pytest.raises(ConfigError, match=r"training\.checkpoints\.save_secs.*-1"):
+        parse_config(MINIMAL, ["training.checkpoints.save_secs=-1"])
 
 
 @pytest.mark.parametrize("name", resources.conf_names())

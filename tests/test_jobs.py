@@ -23,6 +23,7 @@ from deeprec_spark.jobs.prepare_features import main as prepare_main
 from deeprec_spark.jobs.prepare_features import prepare
 from deeprec_spark.jobs.train import main as train_main
 from deeprec_spark.jobs.train import summarize, train
+from deeprec_spark.runtime.errors import TerminatedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -233,3 +234,15 @@ def test_results_are_json_for_everyone(capsys: pytest.CaptureFixture[str], tmp_p
         "auc": None,
         "metrics": {"loss": 0.5},
     }
+
+
+def test_a_job_that_was_told_to_end_says_so_by_its_exit_code(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def job(session: SparkSession, config: JobConfig) -> common.Result:
+        raise TerminatedError("SIGTERM: saved")
+
+    code = common.run_config(job, parse_config(job_values(tmp_path)))
+    assert code == common.EXIT_TERMINATED == 143
+    assert "SIGTERM: saved" in caplog.text
+    assert "Traceback" not in caplog.text

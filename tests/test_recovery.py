@@ -28,6 +28,8 @@ from deeprec_spark.runtime.errors import (
     TerminatedError,
     is_lasting,
 )
+from deeprec_spark.runtime.messages import Message
+from deeprec_spark.runtime.transport import Connection, MessageServer
 from deeprec_spark.saving import CheckpointOptions, Draft, Saver, Termination
 
 QUICK = RestartOptions(max_restarts=2, backoff_secs=0.0)
@@ -136,6 +138,23 @@ def test_sigterm_is_noted_once_and_its_handler_given_back() -> None:
             assert not off.asked.is_set()
         with ThreadPoolExecutor(1) as pool:
             pool.submit(lambda: Termination().watch().__enter__()).result(10)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_server_goes_on_after_sigterm_has_been_noted() -> None:
+    """The nodes must be reachable for the last save."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with Termination().watch() as termination:
+            server = MessageServer({"echo": lambda message: message}, host="127.0.0.1", token="secret")
+            connection = Connection(server.address, token="secret")
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert termination.asked.wait(10)
+            for number in range(20):
+                assert connection.call("echo", Message({"number": number})).header["number"] == number
+            connection.close()
+            server.stop()
     finally:
         signal.signal(signal.SIGTERM, before)
 

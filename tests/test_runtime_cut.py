@@ -57,14 +57,16 @@ class Job:
                 last = error
         return str(last)
 
-    def run(self, *arguments, **more):
-        """Start a phase; its future, and an event that is set with the first progress."""
+    def run(self, *arguments):
+        """Start a phase; its future, once all workers are some steps into it."""
         moving = threading.Event()
         self.reports = []
 
         def on_progress(reports):
             self.reports = reports
-            if all(report.data["steps"] > 2 for report in reports) and len(reports) >= more.get("wait", 1):
+            if all(report.data["steps"] > 2 for report in reports) and len(reports) == len(
+                self.coordinator.options.worker_ranks
+            ):
                 moving.set()
 
         future = self.pool.submit(self.coordinator.run_phase, Phase(*arguments), on_progress)

@@ -182,7 +182,7 @@ class Coordinator:
                 )
         return order.answers
 
-    def begin_cut(self) -> int:
+    def begin_cut(self) -> tuple[int, list[int]]:
         """From now on no worker that joins starts on a phase; the number of the running phase, 0 without one.
 
         Raises:
@@ -192,7 +192,12 @@ class Coordinator:
             if self._state.cut is not None:
                 raise RuntimeError("One save at a time may hold the workers. Received: a second one")
             self._state.cut = self._state.targets(self.options.worker_ranks)
-            return 0 if self._state.phase is None else self._state.phase.number
+            phase = self._state.phase
+            if phase is not None and self.options.mode == "async":
+                # Who has not begun on the phase need not be held: it will not begin now.
+                joined = self._state.cut.items() & phase.joined
+                self._state.cut = dict(joined)
+            return 0 if phase is None else phase.number, sorted(self._state.cut)
 
     def end_cut(self, *, stop: bool = False) -> None:
         """Phases go on; with `stop` the running one ends, its workers having been told so by their gates."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,9 +81,9 @@ class Cutter:
             OrderError: a node could not fix its tables.
         """
         save_id = uuid.uuid4().hex
-        phase = self._coordinator.begin_cut()
+        phase, ranks = self._coordinator.begin_cut()
         try:
-            workers = self._hold(phase)
+            workers = self._hold(phase, ranks)
             self._coordinator.wait_fenced(self._timeout)
             rows = {index: done for state in workers.values() for index, done in state.standing.rows.items()}
             queue = self._coordinator.queue_position(rows)
@@ -96,19 +96,19 @@ class Cutter:
                 self.drop(save_id)
                 raise
         except BaseException:
-            self._end(stop=False, quiet=True)
+            self._end(ranks, quiet=True)
             raise
-        return replace(cut, pause=self._end(stop=False), position=position)
+        return replace(cut, pause=self._end(ranks), position=position)
 
     def stop_phase(self) -> None:
         """End the running phase between two steps: its workers finish as if there were nothing more to do."""
-        phase = self._coordinator.begin_cut()
+        phase, ranks = self._coordinator.begin_cut()
         try:
-            self._hold(phase)
+            self._hold(phase, ranks)
         except BaseException:
-            self._end(stop=False, quiet=True)
+            self._end(ranks, quiet=True)
             raise
-        self._end(stop=True)
+        self._end(ranks, stop=True)
 
     def write(self, cut: Cut, directory: str) -> tuple[list[CheckpointFile], float]:
         """Have every node with tables write its part below `directory`; the files, and the longest node's seconds.
@@ -143,10 +143,9 @@ class Cutter:
         answers = self._coordinator.order("restore", payload, self.table_ranks, timeout=timeout)
         return max(int(answer.data["step"]) for answer in answers.values())
 
-    def _hold(self, phase: int) -> dict[int, WorkerState]:
+    def _hold(self, phase: int, ranks: Sequence[int]) -> dict[int, WorkerState]:
         """Bring all workers to a stop between two steps, synchronous ones after the same step."""
         order = self._coordinator.order
-        ranks = self._coordinator.running_workers()
         begun = order("hold", {"phase": phase}, ranks)
         target = WHAT_HAS_BEGUN
         if self._synchronous:
@@ -168,11 +167,10 @@ class Cutter:
             return self._snapshot(save_id, None)
         return base, max(int(answer.data["step"]) for answer in answers.values())
 
-    def _end(self, *, stop: bool, quiet: bool = False) -> float:
+    def _end(self, ranks: Sequence[int], *, stop: bool = False, quiet: bool = False) -> float:
         """Let the workers go on; the seconds that the slowest one was held."""
         pauses: list[float] = []
         try:
-            ranks = self._coordinator.running_workers()
             answers = self._coordinator.order("release", {"stop": stop}, ranks)
             pauses = [float(answer.data["pause"]) for answer in answers.values()]
         except JobError as error:

@@ -117,7 +117,11 @@ class JobState:
                     self.nodes.wait(self.options.heartbeat_interval)
                     continue
                 owner = self._fences[0]
-                rows = self._pushed_rows(owner)
+                try:
+                    rows = self._pushed_rows(owner)
+                except ValueError as error:
+                    logger.warning("Where %s was is not known: %s", self.members.name(owner[0]), error)
+                    rows = {}
                 state = self.phase
                 if state is not None and state.queue is not None:
                     redo = state.phase.redo_lost and owner[0] not in state.results

@@ -195,8 +195,9 @@ class MessageServer:
                 f"No server can be bound to {join_address(bind_host or host, port)}: {error}"
             ) from error
         self.address = join_address(host, self._server.port)
-        # The server answers from its construction on; serve() only keeps it so until shutdown().
-        self._thread = threading.Thread(target=self._server.serve, name=f"flight-{self.address}", daemon=True)
+        # The server answers from its construction on. Not serve(): that ends the server at SIGTERM, while the driver
+        # still saves.
+        self._thread = threading.Thread(target=self._server.wait, name=f"flight-{self.address}", daemon=True)
         self._thread.start()
 
     def stop(self, timeout: float = 30.0) -> None:

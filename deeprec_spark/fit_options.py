@@ -1,0 +1,59 @@
+"""Options of one call of `fit`, and what it tells afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deeprec_spark.saving import SaveRecord
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """One call of `fit`. `batch_size` is the global batch in sync mode, each worker's own in async mode."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_freq: int = 1
+    validation_steps: int | None = None
+    shuffle: bool = True
+    seed: int = 0
+    verbose: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "validation_freq"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}")
+        for name in ("steps_per_epoch", "validation_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be None or at least 1. Received: {name}={value}")
+        if not 0 <= self.initial_epoch < self.epochs:
+            raise ValueError(
+                f"initial_epoch must lie in [0, epochs). Received: initial_epoch={self.initial_epoch}, "
+                f"epochs={self.epochs}"
+            )
+
+
+@dataclass
+class FitStatistics:
+    """What a fit did: rows, steps of the model (updates), and the seconds that its training phases took.
+
+    Rows and steps are those that the model has seen: what was trained again after a failure counts once. `saves` are
+    its checkpoints and what each of them cost, `restarts` how often its nodes were started again.
+    """
+
+    rows: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    restarts: int = 0
+    saves: list[SaveRecord] = field(default_factory=list)
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Trained rows a second, all workers together."""
+        return self.rows / self.seconds if self.seconds else 0.0
