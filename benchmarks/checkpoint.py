@@ -238,6 +238,7 @@ def report(measures: Measures, arguments: argparse.Namespace) -> dict[str, Any]:
         "dim": arguments.dim,
         "MB": round(size, 1),
         "cores": os.cpu_count(),
+        "load": arguments.load,
         "versions": {"python": platform.python_version(), "pyarrow": pa.__version__, "numpy": np.__version__},
     }
     lines = ["| what | MB | seconds | MB/s |", "|---|---|---|---|"]
@@ -282,9 +283,10 @@ def write_docs(
     page = (
         f"# Checkpoints\n\n`python -m benchmarks.checkpoint` on {os.cpu_count()} cores: {len(TABLES)} tables of "
         f"{arguments.rows:,} rows, {arguments.dim} floats and as many of Adagrad's, {DENSE:,} dense weights with Adam; "
-        f"medians of {arguments.rounds} rounds on one disk. Everything is flushed to the disk, and read from it. The "
-        f"pause is how long training stands still for a full save, {result['pause_ms']} ms, against the time of "
-        f"writing while {TRAINERS} threads go on training. {versions}.\n\n![](checkpoint.svg)\n\n{table}\n"
+        f"medians of {arguments.rounds} rounds on one disk; the load average was {arguments.load} before "
+        f"they began, and saves need the cores more than plain writes do. Everything is flushed to the disk, and read "
+        f"from it. The pause is how long training stands still for a full save, {result['pause_ms']} ms, against the "
+        f"time of writing while {TRAINERS} threads go on training. {versions}.\n\n![](checkpoint.svg)\n\n{table}\n"
     )
     (folder / "checkpoint.md").write_text(page)
     chart = bar_chart(
@@ -304,6 +306,8 @@ def main() -> None:
     parser.add_argument("--folder", help="on the disk to measure; default: the temporary directory's")
     parser.add_argument("--no-docs", action="store_true", help="do not write docs/benchmarks/")
     arguments = parser.parse_args()
+    # Saving needs the cores more than plain writing does, so what else ran counts.
+    arguments.load = round(os.getloadavg()[0], 1)
     store = new_store(arguments.dim)
     fill(store, arguments.rows, arguments.dim)
     print(f"filled {len(TABLES)} tables of {arguments.rows} rows", flush=True)
