@@ -10,8 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
 
+from deeprec_spark.config_sections import Section, TlsSection
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.quiet import import_tensorflow
@@ -21,7 +29,6 @@ if TYPE_CHECKING:
     import keras
 
     from deeprec_spark.recovery import RestartOptions
-    from deeprec_spark.runtime.transport import TlsOptions
     from deeprec_spark.saving import CheckpointOptions
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -29,12 +36,6 @@ PositiveInt = Annotated[int, Field(ge=1)]
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names file, key, what is wrong and what to do."""
-
-
-class Section(BaseModel):
-    """A part of the configuration: no unknown keys, no changes after reading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class DataSection(Section):
@@ -249,22 +250,6 @@ class TrainingSection(Section):
                 f"early_stopping watches {stopping.monitor!r}, which needs validate_each_epoch: true"
             )
         return self
-
-
-class TlsSection(Section):
-    """Encrypts the calls between driver and nodes. Files (PEM) must lie under these paths on every host."""
-
-    certificate: str = Field(description="Certificate of driver and nodes, with its chain.")
-    private_key: str = Field(description="Its key; only the user of the job should be able to read it.")
-    ca_certificate: str | None = Field(None, description="Whom to trust; default: the system's authorities.")
-    override_hostname: str | None = Field(None, description="A name in a certificate that names no hosts.")
-    verify_client: bool = Field(False, description="Clients must show a certificate of this authority too.")
-
-    def make_options(self) -> TlsOptions:
-        """The options as the runtime takes them."""
-        from deeprec_spark.runtime.transport import TlsOptions  # here: `--help` need not load Arrow Flight
-
-        return TlsOptions(**self.model_dump())
 
 
 class ClusterSection(Section):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from deeprec_spark.config import JobConfig
 from deeprec_spark.jobs import common
 from deeprec_spark.jobs.model import load_spec, make_estimator
+from deeprec_spark.redaction import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +25,7 @@ def export(spark: SparkSession, config: JobConfig) -> common.Result:
         estimator.export(config.export.path)
     finally:
         estimator.shutdown()
-    logger.info("The model is in %s", config.export.path)
+    logger.info("The model is in %s", redact(config.export.path))
     return {"job": "export", "model": config.export.path}
 
 

@@ -202,6 +202,9 @@ def test_secrets_are_neither_dumped_nor_quoted(tmp_path: Path) -> None:
     assert "hush" not in text
     assert "2g" in text
     assert "hush" not in config.model_dump_json()
+    away = "training.model_dir=s3://AKIA:hush@bucket/m?secret_key=hush"
+    dumped = parse_config(MINIMAL, [away]).model_dump(mode="json")
+    assert dumped["training"]["model_dir"] == "s3://AKIA:*****@bucket/m?secret_key=*****"
     wrong: dict[str, Any] = {"spark.hadoop.fs.s3a.secret.key": ["hush"]}
     with pytest.raises(ConfigError, match=r"cluster\.conf\.spark.*Received: '\*+'") as caught:
         parse_config({**MINIMAL, "cluster": {"conf": wrong}})

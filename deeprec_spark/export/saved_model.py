@@ -20,6 +20,7 @@ from deeprec_spark.export.tables import SortedTable
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.layers import context
 from deeprec_spark.layers.tables import table_specs
+from deeprec_spark.redaction import redact
 from deeprec_spark.training.dense import state_layout, trainable_layout
 from deeprec_spark.training.inputs import InputBinding, output_names
 from deeprec_spark.training.programs import call_model
@@ -91,7 +92,7 @@ def export_saved_model(
         extra.parent.mkdir(parents=True)
         metadata = _metadata(store.manifest, used, input_names(columns))
         extra.write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
-    logger.info("Exported step %d of model %r to %s", store.step, model.name, location)
+    logger.info("Exported step %d of model %r to %s", store.step, model.name, redact(location))
     return location
 
 
