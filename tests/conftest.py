@@ -34,7 +34,7 @@ RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 # These start several JVMs or make environments: one after another, on one process of `pytest -n 2 --dist loadfile`.
-HEAVY = re.compile(r"tests/(cluster/|test_(airflow|platform_standalone|spark4|wheel)\.py)")
+HEAVY = re.compile(r"tests/(cluster/|faults/|test_(airflow|platform_standalone|spark4|wheel)\.py)")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,0 +1,37 @@
+"""Outcomes of fault tests: one JSON line each, in the file that DEEPREC_FAULT_RECORD names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a fault came to.
+
+    `outcome` is "recovered" or "refused", `how` in a few words what was seen; `seconds` from the fault until training
+    was further than before it, or until the error; samples are counted in the final model; `auc` is the difference of
+    the final AUC from an undisturbed run.
+    """
+
+    fault: str
+    outcome: str
+    how: str
+    seconds: float | None = None
+    lost: int | None = None
+    repeated: int | None = None
+    auc: float | None = None
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Appends outcomes to a file."""
+
+    file: Path | None
+
+    def __call__(self, outcome: Outcome) -> None:
+        if self.file is not None:
+            with self.file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(asdict(outcome)) + "\n")
