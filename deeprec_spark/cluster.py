@@ -79,11 +79,14 @@ class TrainingCluster:
         assert self._coordinator is not None  # __enter__ has set both
         assert self._nodes is not None
         try:
-            self._coordinator.stop(timeout=30.0 if error is None else 5.0)
+            # The coordinator answers until the Spark job has ended: a task that is started again just now, for a node
+            # that was lost, must hear that there is nothing to do.
+            self._coordinator.finish(timeout=30.0 if error is None else 5.0)
             if error is None:
                 self._nodes.wait()
         finally:
             self._nodes.cancel()
+            self._coordinator.stop(timeout=5.0)
 
     def wait_ready(self, on_tick: Callable[[], None] | None = None) -> None:
         """Wait until all nodes run; a RegistrationError names those that do not."""

@@ -180,3 +180,34 @@ def test_jobs_on_local_spark(run_python):
     assert "ZeroDivisionError: as the test wanted" in found["failure"]
     assert "exit code 1" in found["spark"]
     assert found["after_cancel"] == "None"
+
+
+_LATE = """
+import os
+import signal
+from pyspark.sql import SparkSession
+from deeprec_spark.runtime.coordinator import Coordinator, CoordinatorOptions, Phase
+from deeprec_spark.runtime.launch import LaunchOptions, launch_nodes
+
+spark = (
+    SparkSession.builder.master("local[3,4]").config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1").config("spark.driver.memory", "1g")
+    .config("spark.ui.showConsoleProgress", "false").getOrCreate()
+)
+with Coordinator(CoordinatorOptions(1, 2, "async", heartbeat_interval=0.5, registration_timeout=90)) as coordinator:
+    group = launch_nodes(
+        spark, LaunchOptions.of(coordinator, "runtime_entries:count_items", b""), on_failure=coordinator.abort
+    )
+    results = coordinator.run_phase(Phase("train", items=[{"key": key} for key in range(6)]))
+    os.kill(results[1].data["pid"], signal.SIGKILL)
+    coordinator.finish()
+    group.wait(120)
+print("ENDED WELL", group.error)
+spark.stop()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_that_is_lost_when_all_is_done_costs_nothing(run_python):
+    """Spark starts its task again after the job's end: that task must be able to hear so."""
+    assert "ENDED WELL None" in run_python(_LATE, env={"PYTHONPATH": str(TESTS)}).stdout

@@ -77,6 +77,32 @@ def test_a_message_goes_and_comes_back(connection):
     assert answer.array("k", np.int64).tolist() == [0, 1, 2, 3, 4]
 
 
+_SIGNALS = """
+import os, signal, threading
+from deeprec_spark.runtime.messages import Message
+from deeprec_spark.runtime.transport import Connection, MessageServer
+
+came = threading.Event()
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: came.set())
+server = MessageServer({"echo": lambda message: message}, host="127.0.0.1", token="t")
+connection = Connection(server.address, token="t", timeout=10)
+for number in (signal.SIGTERM, signal.SIGINT):
+    came.clear()
+    os.kill(os.getpid(), number)
+    assert came.wait(10)
+    for _ in range(20):  # a server that shuts down refuses at the latest when its answers to earlier calls are out
+        connection.call("echo", Message({"after": number}))
+server.stop()
+print("answered")
+"""
+
+
+def test_a_server_leaves_signals_to_the_process(run_python):
+    """Flight's serve() would take SIGTERM for itself where Python handles it, and end."""
+    assert "answered" in run_python(_SIGNALS, timeout=60).stdout
+
+
 def test_large_messages(connection):
     rows = np.random.default_rng(0).random(3_000_000)
     assert np.array_equal(

@@ -30,7 +30,7 @@ class Coordinator:
         ...     options = LaunchOptions.of(coordinator, "module:main", payload)
         ...     group = launch_nodes(spark, options, on_failure=coordinator.abort)
         ...     results = coordinator.run_phase(Phase("train", items=[{"path": "a.parquet"}]))
-        ...     coordinator.stop()
+        ...     coordinator.finish()
         ...     group.wait()
     """
 
@@ -40,6 +40,7 @@ class Coordinator:
         self._driver = self._state.driver
         self._members = self._state.members
         self._phases = 0
+        self._closed = False
         self._server = MessageServer(
             NodeService(self._state).handlers(),
             host=options.host,
@@ -239,19 +240,31 @@ class Coordinator:
         """The job cannot go on (e.g. Spark gave it up): whoever waits here gets this as the cause."""
         self._state.abort(error)
 
-    def stop(self, timeout: float = 30.0) -> None:
-        """Tell the nodes to end, wait up to `timeout` seconds for them, and close the server. May be repeated."""
+    def finish(self, timeout: float = 30.0) -> None:
+        """Tell the nodes to end, and wait up to `timeout` seconds for them. May be repeated.
+
+        Calls are answered until `stop`: a task that Spark starts again now must hear that there is nothing to do.
+        """
         with self._driver:
-            if self._state.stopping:
-                return
-            self._state.stopping = True
-            self._state.changed()
+            if not self._state.stopping:
+                self._state.stopping = True
+                self._state.changed()
             gone = self._driver.wait_for(
                 lambda: self._state.aborted or not self._members.any_alive(), timeout
             )
             if not gone:
                 alive = [rank for rank in range(self.options.num_nodes) if self._members.is_alive(rank)]
-                logger.warning("Still running after stop: %s", ", ".join(map(self._members.name, alive)))
+                logger.warning("Still running after the end: %s", ", ".join(map(self._members.name, alive)))
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """`finish`, then close the server. May be repeated.
+
+        Where Spark runs the nodes, wait for its job (`NodeGroup.wait`) between `finish` and this.
+        """
+        self.finish(timeout)
+        if self._closed:
+            return
+        self._closed = True
         self._watcher.join(timeout)
         self._fencer.join(timeout)
         self._server.stop()
