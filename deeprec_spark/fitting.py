@@ -196,9 +196,14 @@ class FitLoop:
         if not self._begun:
             self._begun = True
             self._host.train_begin()
-            if position.learning_rate is not None:
-                self._host.set_learning_rate(position.learning_rate)
-        self._host.go_on(position.history, range(options.initial_epoch, position.epoch))
+            if position.learning_rate is None:
+                # What a callback sets at the beginning holds after going back there, too.
+                rate = self._host.learning_rate
+                position = self._position = replace(position, learning_rate=rate)
+                self._first = replace(self._first, learning_rate=rate)
+        self._host.go_on(
+            position.history, range(options.initial_epoch, position.epoch), position.learning_rate
+        )
 
     def _train_epochs(self) -> None:
         options = self._options
@@ -215,7 +220,9 @@ class FitLoop:
             # Callbacks may save this state, so the position moves on before them.
             self._move_on()
             stop = self._host.epoch_end(epoch, logs)
-            self._position = replace(self._position, history=self._host.history)
+            self._position = replace(
+                self._position, history=self._host.history, learning_rate=self._host.learning_rate
+            )
             if stop:
                 logger.info("Training stops after epoch %d: a callback asked for it", epoch + 1)
                 return

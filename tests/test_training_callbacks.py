@@ -192,3 +192,32 @@ def test_lambda_callbacks() -> None:
 def test_callbacks_that_cannot_work(callback: Any, error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
         CallbackHost(model(), [callback()])
+
+
+def test_going_back_takes_back_what_callbacks_counted_and_the_rate() -> None:
+    """Epochs 2 and 3 are trained again after a failure: patience and the rate are those of the end of epoch 1."""
+    stopper = keras.callbacks.EarlyStopping("val_loss", patience=3)
+    plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=0)
+    made = model(0.1)
+    host = CallbackHost(made, [stopper, plateau], epochs=9)
+    host.train_begin()
+    host.go_on({}, range(0), None)
+    losses = [1.0, 0.5, 0.6, 0.7]
+
+    def run(epochs: range) -> list[bool]:
+        stops = []
+        for epoch in epochs:
+            host.epoch_begin(epoch)
+            stops.append(host.epoch_end(epoch, {"val_loss": losses[epoch]}))
+        return stops
+
+    assert run(range(4)) == [False] * 4
+    history = {"val_loss": losses[:2]}
+    assert (stopper.wait, stopper.best, host.learning_rate) == (2, 0.5, pytest.approx(0.025))
+    host.go_on(history, range(2), None)
+    assert (stopper.wait, stopper.best, host.learning_rate) == (0, 0.5, pytest.approx(0.1))
+    assert host.history == history
+    assert run(range(2, 4)) == [False, False]
+    assert (stopper.wait, host.learning_rate) == (2, pytest.approx(0.025))
+    host.go_on(history, range(2), 0.01)
+    assert host.learning_rate == pytest.approx(0.01)

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from deeprec_spark.training.callback_state import CallbackStates
+
 logger = logging.getLogger(__name__)
 
 _SAVING = ("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint", "SwapEMAWeights")
@@ -67,6 +69,7 @@ class CallbackHost:
             verbose=0,
         )
         self._has_callbacks = bool(callbacks)
+        self._states = CallbackStates(callbacks)
         self._stoppers = [
             callback
             for callback in callbacks
@@ -110,15 +113,22 @@ class CallbackHost:
             )
         self._callbacks.on_train_begin()
 
-    def go_on(self, history: Mapping[str, Sequence[float]], epochs: Sequence[int]) -> None:
-        """These epochs are behind, with this history; later ones are forgotten: they are trained again."""
+    def go_on(
+        self, history: Mapping[str, Sequence[float]], epochs: range, learning_rate: float | None
+    ) -> None:
+        """These epochs are behind, with this history; later ones are forgotten, for they are trained again.
+
+        Callbacks get back what they had counted then, and the model the learning rate: None is the compiled one.
+        """
         record = self._model.history
         record.epoch = list(epochs)
         record.history = {name: list(values) for name, values in history.items()}
-
-    def set_learning_rate(self, value: float) -> None:
-        """Take over the learning rate that a callback had set in an earlier part of this fit."""
-        self._model.optimizer.learning_rate = value
+        self._states.go_back(epochs.stop)
+        self._states.remember(epochs.stop)
+        self._model.stop_training = False
+        rate = self._initial_rate if learning_rate is None else learning_rate
+        if rate is not None and rate != self._current_rate():
+            self._model.optimizer.learning_rate = rate
 
     def epoch_begin(self, epoch: int) -> None:
         """Before each epoch; callbacks may set the learning rate here."""
@@ -142,6 +152,7 @@ class CallbackHost:
         self._steps_of_epoch = 0
         self._last_epoch, self._last_logs = epoch, dict(logs)
         self._callbacks.on_epoch_end(epoch, self._last_logs)
+        self._states.remember(epoch + 1)
         for stopper in self._stoppers:
             if (
                 self._save_best is not None
