@@ -8,13 +8,24 @@ from collections.abc import Iterable, Mapping
 MASK = "*****"
 
 # As Spark's own spark.redaction.regex, with the names of cloud storage credentials.
-_SECRET = r"secret|passw|token|credential|access[._-]?key|account[._-]key|private[._-]key|sas[._-]|signature"
+_SECRET = (
+    r"secret|passw|\bpwd\b|token|credential|api[._-]?key|access[._-]?key|account[._-]?key|private[._-]?key"
+    r"|encryption[._-]?key|connection[._-]?string|sas[._-]|signature|\bsig\b"
+)
 _SECRET_KEY = re.compile(_SECRET, re.I)
 # The password of a URI: everything between its user and the last @ before the path; and its query's secrets.
 _URI_PASSWORD = re.compile(r"(?P<start>\b[a-z][a-z0-9+.-]*://[^\s/?#:@'\"]*):[^\s/?#'\"]+@", re.I)
 _URI_QUERY = re.compile(rf"(?P<start>[?&][\w.-]*(?:{_SECRET})[\w.-]*=)[^\s&'\"]+", re.I)
+# Azure's connection strings.
+_CONNECTION = re.compile(r"(?P<start>\b(?:AccountKey|SharedAccess(?:Key|Signature))=)[^;\s'\"]+", re.I)
 _ASSIGNMENT = re.compile(
     rf"(?P<start>[\w.-]*(?:{_SECRET})[\w.-]*[\"']?\s*[:=]\s*)(?:\"[^\"]*\"|'[^']*'|[^\n,;&}}]+)", re.I
+)
+# A value of several lines: everything below the key that is indented more than it.
+_BLOCK = re.compile(
+    rf"^(?P<start>(?P<indent>[ ]*)(?:- )?[\"']?[\w.-]*(?:{_SECRET})[\w.-]*[\"']?[ ]*:[ ]*[|>][-+0-9]*[ ]*\n)"
+    r"(?:(?:(?P=indent)[ ]+[^\n]*|[ ]*)(?:\n|\Z))+",
+    re.I | re.M,
 )
 
 
@@ -43,6 +54,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in secrets:
         if secret:
             text = text.replace(secret, MASK)
+    text = _CONNECTION.sub(rf"\g<start>{MASK}", text)
     if "://" not in text:
         return text
     return _URI_QUERY.sub(rf"\g<start>{MASK}", _URI_PASSWORD.sub(rf"\g<start>:{MASK}@", text))
@@ -55,4 +67,11 @@ def redact_settings(text: str) -> str:
         >>> redact_settings("conf: {spark.hadoop.fs.s3a.secret.key: hush, spark.app.name: x}")
         'conf: {spark.hadoop.fs.s3a.secret.key: *****, spark.app.name: x}'
     """
-    return _ASSIGNMENT.sub(rf"\g<start>{MASK}", redact(text))
+    text = _BLOCK.sub(lambda found: f"{found['start']}{found['indent']}  {MASK}\n", text)
+    return _ASSIGNMENT.sub(_masked, redact(text))
+
+
+def _masked(found: re.Match[str]) -> str:
+    # The sign of a value that begins on the next line, which _BLOCK has masked, is not a value.
+    sign = re.fullmatch(r"[|>][-+0-9]*\s*", found[0][len(found["start"]) :])
+    return found[0] if sign else f"{found['start']}{MASK}"

@@ -20,6 +20,13 @@ from deeprec_spark.session import SessionOptions
         "GOOGLE_APPLICATION_CREDENTIALS",
         "spark.ssl.keyStorePassword",
         "private_key",
+        "AccountKey",
+        "hf_api_key",
+        "apikey",
+        "sig",
+        "db.pwd",
+        "connection_string",
+        "spark.io.encryption.key",
     ],
 )
 def test_names_of_secrets(key: str) -> None:
@@ -27,7 +34,8 @@ def test_names_of_secrets(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["spark.executor.memory", "spark.sql.shuffle.partitions", "learning_rate", "key"]
+    "key",
+    ["spark.executor.memory", "spark.sql.shuffle.partitions", "learning_rate", "key", "signal", "design"],
 )
 def test_names_of_other_settings(key: str) -> None:
     assert not is_secret(key)
@@ -45,6 +53,9 @@ def test_names_of_other_settings(key: str) -> None:
             "s3://b?region=a&session_token=*****&secret_key=*****",
         ),
         ("abfs://c@account.dfs.core.windows.net/x", "abfs://c@account.dfs.core.windows.net/x"),
+        ("abfs://c@a.dfs/x?sv=2020&sig=hush", "abfs://c@a.dfs/x?sv=2020&sig=*****"),
+        ("hf://x?hf_api_key=hush", "hf://x?hf_api_key=*****"),
+        ("Protocol=https;AccountKey=hu/sh==;Suffix=x", "Protocol=https;AccountKey=*****;Suffix=x"),
         ("hdfs://host:9000/a@b", "hdfs://host:9000/a@b"),
         ("spark://127.0.0.1:7077 tokens: 12", "spark://127.0.0.1:7077 tokens: 12"),
         ("step 12, hush and hush", "step 12, ***** and *****"),
@@ -67,3 +78,9 @@ def test_settings() -> None:
 )
 def test_redact_settings(text: str) -> None:
     assert "hush" not in redact_settings(text)
+
+
+@pytest.mark.parametrize("sign", ["|", ">-", ">", "|2"])
+def test_values_of_several_lines_are_masked_and_no_more(sign: str) -> None:
+    text = f"conf:\n  secret.key: {sign}\n    hush\n\n    hush\n  a: b\nlast: c\n"
+    assert redact_settings(text) == f"conf:\n  secret.key: {sign}\n    *****\n  a: b\nlast: c\n"

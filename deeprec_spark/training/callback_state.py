@@ -51,7 +51,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, _PLAIN):
         return True
     if isinstance(value, np.ndarray):
-        return value.dtype.kind != "O"
+        return bool(value.dtype != np.dtype(object))
     if isinstance(value, dict):
         return all(_is_plain(key) and _is_plain(entry) for key, entry in value.items())
     return isinstance(value, list | tuple | set) and all(map(_is_plain, value))
