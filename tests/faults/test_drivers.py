@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from deeprec_spark.platform.standalone import StandaloneCluster
@@ -47,3 +48,28 @@ def test_a_second_job_on_the_same_hosts(
         checks.recovered(
             recorder, "a second job on the same hosts at once", how, run.done(), undisturbed, None
         )
+
+
+def test_kill_9_of_the_driver_and_resubmission(
+    fault_driver: Driver,
+    other_driver: Driver,
+    fault_data: Data,
+    undisturbed: dict[str, Any],
+    tmp_path: Path,
+    recorder: Recorder,
+) -> None:
+    run = FaultRun(other_driver, fault_data, tmp_path / "model", num_workers=1, **SAVING)
+    run.saved()
+    run.in_the_middle()
+    run.fault()
+    left = other_driver.kill()
+    assert left
+    again = FaultRun(fault_driver, fault_data, tmp_path / "model", num_workers=1, **SAVING)
+    again.fault_at = run.fault_at
+    seconds = again.recovered()
+    done = again.done()
+    _, alive = psutil.wait_procs(left, timeout=30)
+    assert not alive
+    fault_driver.wait_for_log(r"Going on from step [1-9]", 1)
+    how = "no process of the job outlives it; submitted again, it goes on from the last checkpoints"
+    checks.recovered(recorder, "kill -9 of the driver, then resubmission", how, done, undisturbed, seconds)
