@@ -445,14 +445,17 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
 
     def _start(self) -> str | None:
         """The checkpoint that the next fit begins with; the last whole one where that is asked for."""
-        newest = self._checkpoint or checkpoint.latest(self.model_dir)
-        if newest is None or not self.options.checkpoints.fallback:
-            return newest
-        return checkpoint.chain(newest, fallback=True)[-1]
+        if not self.options.checkpoints.fallback:
+            return self._checkpoint or checkpoint.latest(self.model_dir)
+        if self._checkpoint is None:
+            found = checkpoint.scan(self.model_dir)
+            if not found.entries and not found.damaged:
+                return None
+        return checkpoint.chain(self._checkpoint or self.model_dir, fallback=True)[-1]
 
     def _trained(self) -> str:
         """The directory of the checkpoint that evaluate, predict, export and save use."""
-        directory = self._checkpoint or checkpoint.latest(self.model_dir)
+        directory = self._checkpoint or self._start()
         if directory is None:
             raise checkpoint.CheckpointNotFoundError(
                 "There is no trained model yet: call fit or load first, or give the model_dir of an earlier fit. "

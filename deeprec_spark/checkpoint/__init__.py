@@ -3,6 +3,7 @@
 from deeprec_spark.checkpoint.chains import base_of, chain, copy, load_chain, prune
 from deeprec_spark.checkpoint.directory import (
     Entry,
+    Listing,
     begin,
     check_files,
     commit,
@@ -14,6 +15,7 @@ from deeprec_spark.checkpoint.directory import (
     new_directory,
     problems,
     read_manifest,
+    scan,
     steps,
 )
 from deeprec_spark.checkpoint.embeddings import read_embeddings
@@ -39,6 +41,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "Entry",
     "FileRecord",
+    "Listing",
     "Manifest",
     "ModelRecord",
     "SnapshotStore",
@@ -62,6 +65,7 @@ __all__ = [
     "read_embeddings",
     "read_manifest",
     "save_checkpoint",
+    "scan",
     "steps",
     "weight_records",
 ]

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import logging
+import os
+import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from pyarrow import fs
 
 from deeprec_spark.checkpoint.directory import (
     FOLDER,
     MANIFEST,
+    Listing,
     check_files,
     commit,
     cut_short,
     delete,
-    entries,
     find,
     model_dir_of,
     read_manifest,
+    scan,
 )
 from deeprec_spark.checkpoint.errors import CheckpointCorruptError, CheckpointNotFoundError
 from deeprec_spark.checkpoint.manifest import Manifest
-from deeprec_spark.embedding.filesystem import join, make_directory, parent, redacted, resolve
+from deeprec_spark.embedding.filesystem import join, make_directory, parent, redacted, renames, resolve
 from deeprec_spark.embedding.table_chain import TableChain
 
 logger = logging.getLogger(__name__)
@@ -48,11 +52,17 @@ def chain(path: str, *, verify: bool = True, fallback: bool = False) -> list[str
         >>> chain("/models/ctr")  # doctest: +SKIP
         ['/models/ctr/checkpoints/000000002000', '/models/ctr/checkpoints/000000002500']
     """
-    newest = find(path)
     checked: dict[str, Manifest] = {}
+    newest = path
+    broken: CheckpointCorruptError | CheckpointNotFoundError
     try:
+        newest = find(path)
         return _verified(newest, verify, checked)
-    except _BROKEN as error:
+    except CheckpointCorruptError as error:
+        if not fallback:
+            raise
+        broken = error
+    except CheckpointNotFoundError as error:
         if not fallback:
             raise
         broken = error
@@ -63,8 +73,8 @@ def chain(path: str, *, verify: bool = True, fallback: bool = False) -> list[str
             logger.warning("Not restorable either: %s", error)
             continue
         logger.warning(
-            "The newest checkpoint %s cannot be restored (%s): going back to %s",
-            redacted(newest),
+            "The newest checkpoint of %s cannot be restored (%s): going back to %s",
+            redacted(path),
             broken,
             redacted(directory),
         )
@@ -113,23 +123,34 @@ def base_of(directory: str, manifest: Manifest) -> str | None:
 def prune(model_dir: str, keep_max: int) -> list[int]:
     """Delete all but the last `keep_max` full checkpoints that were committed, and the incremental ones built on those.
 
-    Saves cut short below the last one go too. Where a checkpoint is broken, nothing is deleted.
+    Saves cut short below the last one go too. One whose manifest is damaged, or that of what it builds on, stays and
+    does not count: a warning names it. Where one cannot be read, nothing is deleted.
 
     Returns:
         The steps deleted.
     """
     if keep_max < 1:
         raise ValueError(f"keep_max must be at least 1. Received: keep_max={keep_max}")
-    committed = entries(model_dir)
+    found = scan(model_dir)
+    committed = found.entries
+    for error in found.damaged.values():
+        logger.warning("A damaged checkpoint is not deleted: %s", error)
     if not committed:
         return []
-    try:
-        roots = {entry.name: parent(walk(entry.directory)[-1][0])[1] for entry in committed}
-    except _BROKEN as error:
-        logger.warning("Nothing is deleted, for a checkpoint is broken: %s", error)
-        return []
-    full = [entry.name for entry in committed if roots[entry.name] == entry.name]
-    needed = {name for name, root in roots.items() if root in full[-keep_max:]}
+    roots: dict[str, str | None] = {}
+    for entry in committed:
+        try:
+            roots[entry.name] = parent(walk(entry.directory)[-1][0])[1]
+        except CheckpointCorruptError as error:  # noqa: PERF203  # each is looked at
+            logger.warning("A broken checkpoint is not deleted: %s", error)
+            roots[entry.name] = None
+        except CheckpointNotFoundError as error:
+            logger.warning("Nothing is deleted, for a checkpoint cannot be read: %s", error)
+            return []
+    # By their newest members, not their first: who goes on from an older one has that as the last chain.
+    order = list(dict.fromkeys(roots[entry.name] for entry in reversed(committed)))
+    kept = [root for root in order if root is not None][:keep_max]
+    needed = {name for name, root in roots.items() if root is None or root in kept}
     filesystem, root = resolve(join(model_dir, FOLDER))
     # Newest first: what is left of a deletion cut short still has all that it builds on.
     doomed = [entry.name for entry in reversed(committed) if entry.name not in needed]
@@ -144,23 +165,109 @@ def prune(model_dir: str, keep_max: int) -> list[int]:
 def copy(source: str, target: str, *, overwrite: bool = False) -> str:
     """Copy a checkpoint with what it builds on, its manifest last, to another directory; both may be paths or URIs.
 
+    With `overwrite` the checkpoint at `target` goes once the copy is whole; a copy onto itself does nothing.
+
     Raises:
         CheckpointNotFoundError: `source` is no checkpoint.
         CheckpointCorruptError: A file of it, or of what it builds on, is missing or has another size.
         FileExistsError: Something is at `target`, and it is no checkpoint or `overwrite` is not set.
+        ValueError: `source` builds on, or lies in, what it would replace.
     """
     directories = chain(source, verify=False)
     filesystem, path = resolve(target)
-    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
-        committed = filesystem.get_file_info(f"{path}/{MANIFEST}").type == fs.FileType.File
-        if not overwrite or not committed:
-            reason = "set overwrite" if committed else "it is no checkpoint, and is left alone"
-            raise FileExistsError(f"The target of the copy exists: {reason}. Received: {redacted(target)!r}")
-        delete(filesystem, path)
+    if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+        _copy_chain(directories, target)
+        return target
+    committed = filesystem.get_file_info(f"{path}/{MANIFEST}").type == fs.FileType.File
+    if not overwrite or not committed:
+        reason = "set overwrite" if committed else "it is no checkpoint, and is left alone"
+        raise FileExistsError(f"The target of the copy exists: {reason}. Received: {redacted(target)!r}")
+    if _inside(directories[-1], target) == "":
+        return target
+    for directory in directories:
+        if _inside(directory, target) is not None:
+            raise ValueError(
+                "A copy would replace what it is a copy of. "
+                f"Received: {redacted(source)!r}, which needs {redacted(directory)!r}, and {redacted(target)!r}"
+            )
+    _replace(directories, target)
+    return target
+
+
+def _replace(directories: Sequence[str], target: str) -> None:
+    """Copy over a checkpoint, which lies at its place or, whole, beside it until the new one is there.
+
+    The copy is made beside it first. Where renames are one step two of them swap the two; object stores copy.
+    """
+    folder, name = parent(target)
+    token = uuid.uuid4().hex[:16]
+    new, old = (join(folder, f".{name}.{token}.{kind}") for kind in ("new", "old"))
+    filesystem, path = resolve(target)
+    (_, new_path), (_, old_path) = resolve(new), resolve(old)
+    try:
+        _copy_chain(directories, new)
+    except BaseException:
+        _discard(filesystem, new_path)
+        raise
+    if renames(filesystem):
+        filesystem.move(path, old_path)
+        try:
+            filesystem.move(new_path, path)
+        except BaseException:
+            filesystem.move(old_path, path)
+            raise
+    else:
+        try:
+            _copy_tree(filesystem, path, old_path)
+        except BaseException:
+            _discard(filesystem, new_path)
+            _discard(filesystem, old_path)
+            raise
+        try:
+            delete(filesystem, path)
+            _copy_tree(filesystem, new_path, path)
+        except BaseException:
+            logger.exception(
+                "A copy broke off. The checkpoint that it was to replace is %s, the new one %s",
+                redacted(old),
+                redacted(new),
+            )
+            raise
+        _discard(filesystem, new_path)
+    _discard(filesystem, old_path)
+
+
+def _discard(filesystem: Any, path: str) -> None:
+    """Delete what a copy needs no more; it is only in the way if that fails."""
+    try:
+        if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+            delete(filesystem, path)
+    except OSError as error:
+        logger.warning("What a copy has left cannot be deleted: %s: %s", path, error)
+
+
+def _copy_tree(filesystem: Any, source: str, target: str) -> None:
+    """Copy all files below a folder, the manifest at its top last."""
+    found = filesystem.get_file_info(fs.FileSelector(source, recursive=True))
+    names = [info.path[len(source) + 1 :] for info in found if info.type == fs.FileType.File]
+    for name in sorted(names, key=lambda name: (name == MANIFEST, name)):
+        filesystem.copy_file(f"{source}/{name}", f"{target}/{name}")
+
+
+def _inside(directory: str, folder: str) -> str | None:
+    """The path below a folder: empty for itself, None where it is elsewhere."""
+    (one, path), (other, above) = resolve(directory), resolve(folder)
+    if one.type_name != other.type_name or not one.equals(other):
+        return None
+    if isinstance(one, fs.LocalFileSystem):
+        path, above = os.path.realpath(path), os.path.realpath(above)
+    return path[len(above) + 1 :] if f"{path}/".startswith(f"{above}/") else None
+
+
+def _copy_chain(directories: Sequence[str], target: str) -> None:
     for directory in directories[:-1]:
         _copy_one(directory, join(target, BASES, parent(directory)[1]))
     _copy_one(directories[-1], target)
-    return target
 
 
 def _copy_one(source: str, target: str) -> None:
@@ -204,13 +311,22 @@ def _earlier(directory: str) -> Sequence[str]:
     """Checkpoints committed before one, newest first; for a copy elsewhere, those it was built on."""
     model_dir = model_dir_of(directory)
     if model_dir is None:
+        listing = scan(directory)
+        if listing.entries or listing.damaged:
+            return _whole(listing)
         folder = join(directory, BASES)
         filesystem, root = resolve(folder)
         names = [
             entry.base_name for entry in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
         ]
         return sorted((join(folder, name) for name in names), reverse=True)
-    found = entries(model_dir)
-    name = parent(directory)[1]
-    position = next((index for index, entry in enumerate(found) if entry.name == name), len(found))
-    return [entry.directory for entry in reversed(found[:position])]
+    return _whole(scan(model_dir), parent(directory)[1])
+
+
+def _whole(found: Listing, before: str | None = None) -> list[str]:
+    """Those of a listing that are older than one, newest first; all where its place in the order is unknown."""
+    for error in found.damaged.values():
+        logger.warning("A damaged checkpoint is passed over: %s", error)
+    names = [entry.name for entry in found.entries]
+    position = names.index(before) if before in names else len(names)
+    return [entry.directory for entry in reversed(found.entries[:position])]

@@ -61,13 +61,14 @@ def ls(
 ) -> None:
     """List checkpoints in the order of their commits: name, kind, base, step, epoch, rows, bytes, when."""
     from deeprec_spark import checkpoint
-    from deeprec_spark.checkpoint.directory import cut_short
+    from deeprec_spark.checkpoint.directory import cut_short, scan
     from deeprec_spark.embedding.filesystem import parent, redacted
 
     with _errors():
-        directories = [entry.directory for entry in checkpoint.entries(path)]
+        listing = scan(path)
+        directories = [entry.directory for entry in listing.entries]
         left = cut_short(path) if directories else []
-        if not directories:
+        if not directories and not listing.damaged:
             directories = [checkpoint.find(path)]
         typer.echo("name\tkind\tbase\tstep\tepoch\trows\tbytes\tcreated")
         broken = False
@@ -85,6 +86,9 @@ def ls(
                 f"{name}\t{manifest.kind}\t{manifest.base or '-'}\t{manifest.step}\t{manifest.epoch}\t{rows}\t{size}\t"
                 f"{manifest.created}"
             )
+        for name, problem in listing.damaged.items():
+            typer.echo(f"{name}\tdamaged\t\t\t\t\t\t{problem}")
+            broken = True
         for name in left:
             typer.echo(f"{name}\tnot committed", err=True)
         if broken:
@@ -99,18 +103,25 @@ def verify(
         bool, typer.Option("--fallback", help="Also say which is the last good state, if this one is broken.")
     ] = False,
 ) -> None:
-    """Read every file of a checkpoint and of all that it builds on; says what is damaged or missing."""
+    """Read every file of a checkpoint and of all that it builds on; says what is damaged or missing.
+
+    Of a model directory: every manifest, and the files of the newest checkpoint.
+    """
     from deeprec_spark import checkpoint
     from deeprec_spark.checkpoint.chains import walk
+    from deeprec_spark.checkpoint.directory import scan
     from deeprec_spark.embedding.filesystem import redacted
 
     with _errors():
-        newest = checkpoint.find(path)
-        wrong = []
-        try:
-            found = walk(newest)
-        except checkpoint.CheckpointCorruptError as error:
-            found, wrong = [], [str(error)]
+        listing = scan(path)
+        wrong = [str(error) for error in listing.damaged.values()]
+        found = []
+        if listing.entries or not listing.damaged:
+            newest = listing.entries[-1].directory if listing.entries else checkpoint.find(path)
+            try:
+                found = walk(newest)
+            except checkpoint.CheckpointCorruptError as error:
+                wrong.append(str(error))
         for directory, manifest in reversed(found):
             problems = list(checkpoint.problems(directory, manifest.files))
             size = sum(file.num_bytes for file in manifest.files)
@@ -124,8 +135,13 @@ def verify(
         if not wrong:
             return
         if fallback:
-            logging.getLogger("deeprec_spark.checkpoint").setLevel(logging.ERROR)
-            typer.echo(f"last good: {redacted(checkpoint.chain(path, fallback=True)[-1])}")
+            log = logging.getLogger("deeprec_spark.checkpoint")
+            level = log.level
+            log.setLevel(logging.ERROR)
+            try:
+                typer.echo(f"last good: {redacted(checkpoint.chain(path, fallback=True)[-1])}")
+            finally:
+                log.setLevel(level)
     raise typer.Exit(1)
 
 

@@ -10,7 +10,6 @@ A second checkpoint of a step lies in <step>-1, and so on: what is committed is 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
@@ -49,6 +48,17 @@ class Entry:
     name: str
     step: int
     created: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The committed checkpoints of a model directory: the whole ones in order, and by name what is wrong with others.
+
+    Where one with a damaged manifest belongs in the order, nobody knows.
+    """
+
+    entries: list[Entry]
+    damaged: dict[str, CheckpointCorruptError]
 
 
 def directory_of(model_dir: str, step: int) -> str:
@@ -105,6 +115,21 @@ def entries(model_dir: str) -> list[Entry]:
 
     Raises:
         CheckpointNotFoundError: The directory cannot be read.
+        CheckpointCorruptError: A manifest is damaged, so that the order is unknown; names it.
+    """
+    found = scan(model_dir)
+    for error in found.damaged.values():
+        raise error
+    return found.entries
+
+
+def scan(model_dir: str) -> Listing:
+    """The committed checkpoints, with damaged manifests told apart; both empty where the directory does not exist.
+
+    Only a manifest whose checksum is right says when it was committed. Times of files do not: copies have others.
+
+    Raises:
+        CheckpointNotFoundError: The directory cannot be read.
     """
     location = join(model_dir, FOLDER)
     filesystem, root = resolve(location)
@@ -115,12 +140,23 @@ def entries(model_dir: str) -> list[Entry]:
         raise CheckpointNotFoundError(
             f"Cannot read the checkpoints of a model directory: {error}. Received: model_dir={redacted(model_dir)!r}"
         ) from error
-    found = [
-        Entry(join(location, name), name, _step(name), _created(filesystem, info))
-        for name, info in zip(names, infos, strict=True)
-        if info.type == fs.FileType.File
-    ]
-    return sorted(found, key=lambda entry: (entry.created, entry.step, len(entry.name), entry.name))
+    found, damaged = [], {}
+    for name, info in zip(names, infos, strict=True):
+        if info.type != fs.FileType.File:
+            continue
+        directory = join(location, name)
+        try:
+            found.append(Entry(directory, name, _step(name), read_manifest(directory).created))
+        except CheckpointCorruptError as error:
+            damaged[name] = CheckpointCorruptError(
+                f"{error}. Without it the order of the checkpoints is unknown: put it back, move the directory away, "
+                "or take the last one that is whole (fallback)"
+            )
+        except CheckpointNotFoundError:
+            # Deleted by another process since it was listed, or else unreadable.
+            if _exists(filesystem, f"{root}/{name}/{MANIFEST}"):
+                raise
+    return Listing(sorted(found, key=_order), damaged)
 
 
 def steps(model_dir: str) -> list[int]:
@@ -129,7 +165,7 @@ def steps(model_dir: str) -> list[int]:
 
 
 def latest(model_dir: str) -> str | None:
-    """The directory of the checkpoint that was committed last, or None."""
+    """The directory of the checkpoint that was committed last, or None; raises what `entries` does."""
     found = entries(model_dir)
     return found[-1].directory if found else None
 
@@ -139,6 +175,7 @@ def find(path: str) -> str:
 
     Raises:
         CheckpointNotFoundError: It is neither.
+        CheckpointCorruptError: A manifest of the model directory is damaged, so that the newest one is unknown.
     """
     filesystem, root = resolve(path)
     try:
@@ -298,15 +335,5 @@ def _exists(filesystem: Any, path: str) -> bool:
     return bool(filesystem.get_file_info(path).type == fs.FileType.File)
 
 
-def _created(filesystem: Any, info: Any) -> str:
-    """When a checkpoint was committed, as its manifest says; the file's own time where that cannot be read.
-
-    The manifest and not the file's own time: copies of a model directory keep the order.
-    """
-    try:
-        with filesystem.open_input_stream(info.path) as stream:
-            created = str(json.loads(stream.read()).get("created", ""))
-    except (OSError, ValueError, AttributeError) as error:
-        logger.warning("Cannot read the manifest %s: %s", info.path, error)
-        created = "" if info.mtime is None else info.mtime.isoformat(timespec="microseconds")
-    return created
+def _order(entry: Entry) -> tuple[str, int, int, str]:
+    return entry.created, entry.step, len(entry.name), entry.name
