@@ -153,6 +153,10 @@ class CheckpointsSection(Section):
         False,
         description="Begin with the last whole checkpoint where the newest is damaged; else it is an error.",
     )
+    changed_options: bool = Field(
+        False,
+        description="Go on though the filter or eviction of a table has changed since; else it is an error.",
+    )
     resume: bool = Field(
         True, description="Go on in the middle of a run of the same data and settings that was cut short."
     )

@@ -27,6 +27,7 @@ from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.session import current_session
 from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe
+from deeprec_spark.training import optimizers
 from deeprec_spark.training.driver_model import DriverModel, label_kinds
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.worker import WorkerJob
@@ -391,12 +392,16 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
 
     def _check_model(self, model: keras.Model) -> None:
         """See that the model has tables, and those of the checkpoint to go on from."""
-        optimizer = self.options.sparse_optimizer
-        specs = tables.table_specs(model, optimizer)
+        dense_optimizer = optimizers.from_keras(model.optimizer)
+        specs = tables.table_specs(model, self.options.sparse_optimizer or dense_optimizer)
         start = self._start()
         warm = self.options.warm_start
         if start is not None:
-            checkpoint.load(start, verify=False).check_model(specs)
+            manifest = checkpoint.load(start, verify=False)
+            manifest.check_model(specs)
+            manifest.check_options(
+                specs, dense_optimizer, changed_options=self.options.checkpoints.changed_options
+            )
         elif warm is not None:
             checkpoint.load(warm.path, verify=False).check_warm_start(specs, warm)
 

@@ -36,6 +36,8 @@ class CheckpointOptions:
         on_sigterm: when the driver gets SIGTERM, save, then end with a TerminatedError.
         fallback: where the newest checkpoint is damaged, begin with the last one that is whole, and say so; else it is
             an error. A restart after a failure always does so.
+        changed_options: go on though the filter or eviction of a table is another one than its checkpoint's; else that
+            is an error.
         resume: go on in the middle of a fit that was cut short, if `fit` is called with the same data and arguments.
     """
 
@@ -46,6 +48,7 @@ class CheckpointOptions:
     keep_max: int = 2
     on_sigterm: bool = True
     fallback: bool = False
+    changed_options: bool = False
     resume: bool = True
 
     def __post_init__(self) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from deeprec_spark import checkpoint
-from deeprec_spark.embedding.optimizers import Adam
+from deeprec_spark.embedding.optimizers import SGD, Adam
+from deeprec_spark.embedding.options import CounterFilter, GlobalStepEvict, StorageOption, StorageType
 from tests import checkpoints
 
 
@@ -98,3 +99,50 @@ def test_a_model_without_a_config_is_recorded_without_one() -> None:
     record = checkpoint.ModelRecord.of(model)
     assert record.config is None
     assert record.dense_size == 9
+
+
+def test_options_that_rows_or_training_depend_on_must_be_equal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = checkpoints.write(tmp_path).manifest
+    specs = manifest.table_specs
+    manifest.check_options(specs)
+    assert specs[0].optimizer is not None
+    manifest.check_options(
+        [replace(specs[0], optimizer=replace(specs[0].optimizer, learning_rate=0.5)), *specs[1:]]
+    )
+    for changes, message in [
+        ({"optimizer": Adam(beta_1=0.8)}, "another optimizer than the table to restore"),
+        (
+            {"option": replace(specs[0].option, value_dtype="bfloat16")},
+            "value_dtype=float32 in the checkpoint",
+        ),
+        ({"seed": specs[0].seed + 1}, "another seed"),
+    ]:
+        with pytest.raises(checkpoint.CheckpointMismatchError, match=message):
+            manifest.check_options([replace(specs[0], **changes), *specs[1:]], changed_options=True)
+    moved = replace(specs[0].option, storage_option=StorageOption(StorageType.DRAM_SSDHASH, "/x", (1 << 20,)))
+    manifest.check_options([replace(specs[0], option=moved), *specs[1:]])
+    for option in (
+        replace(specs[0].option, filter_option=CounterFilter(7)),
+        replace(specs[0].option, evict_option=GlobalStepEvict(5), evict_steps=2),
+    ):
+        changed = [replace(specs[0], option=option), *specs[1:]]
+        with pytest.raises(
+            checkpoint.CheckpointMismatchError, match=r"in the model and .* in the checkpoint"
+        ):
+            manifest.check_options(changed)
+        caplog.clear()
+        manifest.check_options(changed, changed_options=True)
+        assert "Going on with changed options: table 'a/b c' has" in caplog.text
+
+
+def test_the_optimizer_of_the_dense_weights_is_compared(tmp_path: Path) -> None:
+    manifest = checkpoints.write(tmp_path).manifest
+    own = manifest.model.model_copy(update={"optimizer": Adam(0.1).to_dict()})
+    manifest = manifest.model_copy(update={"model": own})
+    manifest.check_options(manifest.table_specs, Adam(0.2))
+    with pytest.raises(
+        checkpoint.CheckpointMismatchError, match=r"Received: SGD.* in the model, Adam.* in the"
+    ):
+        manifest.check_options(manifest.table_specs, SGD())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from deeprec_spark.embedding.store import CheckpointFile, TableSpec
 from deeprec_spark.embedding.table_files import check_spec
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.features.spec import FeatureSpec
+
+logger = logging.getLogger(__name__)
 
 
 class _Record(BaseModel):
@@ -228,6 +231,48 @@ class Manifest(_Record):
                 f"of {self.model.name!r} at step {self.step} with tables {sorted(table.name for table in self.tables)}"
             )
 
+    def check_options(
+        self,
+        tables: Sequence[TableSpec],
+        optimizer: Optimizer | None = None,
+        *,
+        changed_options: bool = False,
+    ) -> None:
+        """See that training can go on with the options that wrote this checkpoint.
+
+        What rows are made of must be equal: optimizer (learning rate aside), value type, start values, blocks. So must
+        filters and eviction, unless `changed_options`, which only says the difference in the log. Where rows are
+        stored is free.
+
+        Args:
+            tables: of the model, with their optimizers.
+            optimizer: of the dense weights; None is not compared.
+
+        Raises:
+            CheckpointMismatchError: Names what differs, model and checkpoint side by side.
+        """
+        saved = {table.name: table for table in self.tables}
+        try:
+            for spec in tables:
+                check_spec(saved[spec.name].model_dump(), spec)
+        except ValueError as error:
+            raise CheckpointMismatchError(f"{error}. A warm start takes values only") from error
+        if optimizer is not None and self.model.optimizer is not None:
+            theirs = Optimizer.from_dict(self.model.optimizer)
+            if not optimizer.compatible_with(theirs):
+                raise CheckpointMismatchError(
+                    "The checkpoint's dense weights have another optimizer. A warm start takes values only. "
+                    f"Received: {optimizer} in the model, {theirs} in the checkpoint"
+                )
+        differing = [text for spec in tables for text in _changed_policies(saved[spec.name], spec)]
+        if differing and not changed_options:
+            raise CheckpointMismatchError(
+                "The filter or eviction of a table is another one than its checkpoint's; to go on with the new one, "
+                f"set CheckpointOptions(changed_options=True). Received: {'; '.join(differing)}"
+            )
+        if differing:
+            logger.warning("Going on with changed options: %s", "; ".join(differing))
+
     def check_warm_start(self, tables: Sequence[TableSpec], warm_start: WarmStart) -> None:
         """See that what a warm start asks of this checkpoint is there and fits.
 
@@ -266,6 +311,18 @@ def model_config(model: Any) -> dict[str, Any] | None:
     except (NotImplementedError, TypeError, ValueError):
         return None
     return config
+
+
+_POLICIES = ("filter_option", "evict_option", "evict_steps")
+
+
+def _changed_policies(saved: TableRecord, spec: TableSpec) -> list[str]:
+    theirs, ours = saved.model_dump()["option"], spec.option.to_dict()
+    return [
+        f"table {spec.name!r} has {name} {ours.get(name)} in the model and {theirs.get(name)} in the checkpoint"
+        for name in _POLICIES
+        if ours.get(name) != theirs.get(name)
+    ]
 
 
 def _table_problems(saved: Mapping[str, TableRecord], tables: Sequence[TableSpec]) -> list[str]:
