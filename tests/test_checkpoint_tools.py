@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ def test_a_compacted_chain_is_a_full_checkpoint_of_the_same_state(tmp_path: Path
     running.mkdir()
     made = compact(str(tmp_path))
     assert running.exists()  # another process may be saving
-    assert Path(made).name == f"{30:012d}-1"
+    assert Path(made).name.startswith(f"{30:012d}-compact-")
     manifest = checkpoint.load(made)
     assert (manifest.kind, manifest.base, manifest.step) == ("full", None, 30)
     assert checkpoint.chain(str(tmp_path)) == [made]
@@ -45,6 +47,58 @@ def test_a_compacted_chain_is_a_full_checkpoint_of_the_same_state(tmp_path: Path
         compact(directories[1], str(tmp_path / "elsewhere"))
     with pytest.raises(ValueError, match="no model directory"):
         compact(elsewhere)
+
+
+def test_a_compacted_checkpoint_takes_the_place_of_its_source(tmp_path: Path) -> None:
+    store, directories = checkpoints.write_chain(tmp_path)
+    older = compact(directories[1])
+    assert checkpoint.latest(str(tmp_path)) == directories[2]
+    found = [entry.directory for entry in checkpoint.entries(str(tmp_path))]
+    assert found == [*directories[:2], older, directories[2]]
+    assert checkpoint.prune(str(tmp_path), 1) == [20]
+    assert checkpoint.chain(str(tmp_path)) == directories  # the newest stays, with all that it needs
+    # A name without a number, though the source has one.
+    second = checkpoints.save(store, tmp_path, 30)
+    third = checkpoints.save(store, tmp_path, 30, second)
+    assert compact(third) == checkpoint.latest(str(tmp_path))
+
+
+def test_saves_leave_running_compactions_alone(tmp_path: Path) -> None:
+    """A save that is begun and committed meanwhile neither deletes the compaction nor is passed by it."""
+    store, _ = checkpoints.write_chain(tmp_path)
+    before = checkpoints.content(store)
+    saved: list[str] = []
+
+    def save(table: str, rows: int) -> None:
+        if not saved:
+            checkpoints.change(store, 50)
+            saved.append(checkpoints.save(store, tmp_path, 40, keep_max=2))
+            listed = runner.invoke(app, ["checkpoint", "ls", str(tmp_path)])
+            assert "being compacted" in listed.stderr
+
+    made = compact(str(tmp_path), progress=save)
+    assert checkpoint.latest(str(tmp_path)) == saved[0]
+    again = checkpoints.new_store()
+    again.restore(checkpoint.chain(made))
+    assert checkpoints.content(again) == before
+
+
+def test_compactions_that_broke_off_are_removed_after_a_day(tmp_path: Path) -> None:
+    store, directories = checkpoints.write_chain(tmp_path)
+
+    def fail(table: str, rows: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compact(str(tmp_path), progress=fail)
+    [left] = Path(tmp_path, "checkpoints").glob("*-compact-*")
+    last = checkpoints.save(store, tmp_path, 40, directories[-1])
+    assert left.exists()
+    day = time.time() - 25 * 3600
+    for path in [*left.rglob("*"), left]:
+        os.utime(path, (day, day))
+    checkpoints.save(store, tmp_path, 50, last)
+    assert not left.exists()
 
 
 @pytest.mark.timeout(240)

@@ -61,7 +61,7 @@ def ls(
 ) -> None:
     """List checkpoints in the order of their commits: name, kind, base, step, epoch, rows, bytes, when."""
     from deeprec_spark import checkpoint
-    from deeprec_spark.checkpoint.directory import cut_short, scan
+    from deeprec_spark.checkpoint.directory import compacting, cut_short, scan
     from deeprec_spark.embedding.filesystem import parent, redacted
 
     with _errors():
@@ -71,6 +71,7 @@ def ls(
         if not directories and not listing.damaged:
             directories = [checkpoint.find(path)]
         typer.echo("name\tkind\tbase\tstep\tepoch\trows\tbytes\tcreated")
+        running = compacting(path) if directories else []
         broken = False
         for directory in directories:
             name = parent(directory)[1]
@@ -91,6 +92,8 @@ def ls(
             broken = True
         for name in left:
             typer.echo(f"{name}\tnot committed", err=True)
+        for name in running:
+            typer.echo(f"{name}\tbeing compacted, or broken off", err=True)
         if broken:
             typer.echo(f"A manifest is damaged. Received: {redacted(path)}", err=True)
             raise typer.Exit(1)

@@ -4,7 +4,8 @@
                                          /store-….json       what each server says it wrote
                                          /tables/<table>/…   rows, counts, tombstones
                                          /dense/…
-A second checkpoint of a step lies in <step>-1, and so on: what is committed is never written over.
+A second checkpoint of a step lies in <step>-1, and so on: what is committed is never written over. What compaction
+makes lies in <step>-compact-<8 hex digits>: it may run beside saves, which leave such directories alone.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from pyarrow import fs
@@ -33,7 +36,9 @@ from deeprec_spark.embedding.filesystem import (
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"
-_NAME = re.compile(r"(\d{12})(?:-([1-9]\d*))?")
+_COMPACT = "-compact-"
+_NAME = re.compile(rf"(\d{{12}})(?:-([1-9]\d*)|{_COMPACT}[0-9a-f]{{8}})?")
+_ABANDONED = timedelta(days=1)
 _READ_BYTES = 4 << 20
 _VERIFY_THREADS = 4
 
@@ -77,11 +82,17 @@ def new_directory(model_dir: str, step: int) -> str:
         number += 1
 
 
+def compact_directory(model_dir: str, step: int) -> str:
+    """Where a compaction goes: no other one has this name, and saves delete it only once nothing is written there."""
+    return join(model_dir, FOLDER, f"{step:012d}{_COMPACT}{uuid.uuid4().hex[:8]}")
+
+
 def begin(directory: str, *, alone: bool = True) -> None:
     """Make an empty directory to save into; what is there, a checkpoint or a save cut short, is deleted.
 
-    Saves cut short beside it go too, if this one is `alone`: one save of a model runs at a time. Files of an earlier
-    save, perhaps by another number of servers, must not mix with those of this one.
+    Saves cut short beside it go too, if this one is `alone`: one save of a model runs at a time. Compactions may run
+    meanwhile: they go if nothing was written there for a day. Files of an earlier save, perhaps by another number of
+    servers, must not mix with those of this one.
     """
     filesystem, path = resolve(directory)
     if filesystem.get_file_info(path).type != fs.FileType.NotFound:
@@ -300,9 +311,17 @@ def delete(filesystem: Any, path: str) -> None:
 
 
 def cut_short(model_dir: str) -> list[str]:
-    """The names of the directories of saves that were not committed (or are running)."""
+    """The names of the directories of saves that were not committed (or are running); no running compactions."""
     filesystem, root = resolve(join(model_dir, FOLDER))
     return _uncommitted(filesystem, root)
+
+
+def compacting(model_dir: str) -> list[str]:
+    """The names of the directories of compactions that run, or broke off less than a day ago."""
+    filesystem, root = resolve(join(model_dir, FOLDER))
+    return [
+        name for name in _without_manifest(filesystem, root) if not _removable(filesystem, f"{root}/{name}")
+    ]
 
 
 def model_dir_of(directory: str) -> str | None:
@@ -322,6 +341,20 @@ def _names(filesystem: Any, root: str) -> list[str]:
 
 
 def _uncommitted(filesystem: Any, root: str) -> list[str]:
+    return [name for name in _without_manifest(filesystem, root) if _removable(filesystem, f"{root}/{name}")]
+
+
+def _removable(filesystem: Any, path: str) -> bool:
+    """Whether an uncommitted directory is no compaction, or one in which nothing was written for long."""
+    if _COMPACT not in path.rpartition("/")[2]:
+        return True
+    found = [*filesystem.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))]
+    found.append(filesystem.get_file_info(path))
+    times = [info.mtime for info in found if info.mtime is not None]
+    return bool(times) and datetime.now(timezone.utc) - max(times) > _ABANDONED
+
+
+def _without_manifest(filesystem: Any, root: str) -> list[str]:
     names = _names(filesystem, root)
     infos = filesystem.get_file_info([f"{root}/{name}/{MANIFEST}" for name in names])
     return [name for name, info in zip(names, infos, strict=True) if info.type == fs.FileType.NotFound]
@@ -335,5 +368,6 @@ def _exists(filesystem: Any, path: str) -> bool:
     return bool(filesystem.get_file_info(path).type == fs.FileType.File)
 
 
-def _order(entry: Entry) -> tuple[str, int, int, str]:
-    return entry.created, entry.step, len(entry.name), entry.name
+def _order(entry: Entry) -> tuple[str, int, bool, int, str]:
+    # A compacted checkpoint has the time of the one that it is made of, and comes right after it.
+    return entry.created, entry.step, _COMPACT in entry.name, len(entry.name), entry.name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from deeprec_spark.checkpoint.chains import load_chain, table_chain
-from deeprec_spark.checkpoint.directory import begin, commit, model_dir_of, new_directory
+from deeprec_spark.checkpoint.directory import begin, commit, compact_directory, model_dir_of
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest
 from deeprec_spark.embedding.filesystem import make_directory, redacted, resolve
 from deeprec_spark.embedding.local_snapshot import SavedStore
@@ -39,12 +38,14 @@ def _quiet(table: str, rows: int) -> None:
 def compact(source: str, target: str | None = None, *, progress: Progress = _quiet) -> str:
     """Write a full checkpoint that equals an incremental one with all that it builds on; what is there stays.
 
-    A few row groups are in memory at a time, whatever the size of the tables.
+    A few row groups are in memory at a time, whatever the size of the tables. Training may go on meanwhile: the new one
+    has the time of the one that it is made of and comes right after it, before what was committed later. If pruning
+    deletes what is being read, it fails.
 
     Args:
         source: the checkpoint, or a model directory, whose newest one is taken.
         target: a directory that does not exist; None makes a new checkpoint of the same step in the model directory,
-            from which training then goes on.
+            from which training then goes on, if nothing newer is there.
         progress: called after each batch of rows.
 
     Returns:
@@ -63,7 +64,7 @@ def compact(source: str, target: str | None = None, *, progress: Progress = _qui
             raise ValueError(
                 f"Say where the full checkpoint goes: this one lies in no model directory. Received: {redacted(last)}"
             )
-        target = new_directory(model_dir, manifest.step)
+        target = compact_directory(model_dir, manifest.step)
     else:
         filesystem, path = resolve(target)
         if filesystem.get_file_info(path).type != fs.FileType.NotFound:
@@ -91,7 +92,6 @@ def compact(source: str, target: str | None = None, *, progress: Progress = _qui
         "base": None,
         "base_id": None,
         "save_id": save_id,
-        "created": datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         "files": (*(FileRecord.of(file) for file in files), *copied),
     }
     commit(target, Manifest.model_validate({**dict(manifest), **changes}))
