@@ -148,6 +148,8 @@ class AdaptiveEmbedding:
         self.shared.lookup(source, np.zeros(len(source), np.int64), train=True)
         shared = next(self.shared.export(len(source), source))
         frequency = next(self.own.export(len(keys), keys)).frequency
-        self.own.import_rows(replace(shared, key=keys, frequency=frequency))
+        # A rank is of the table whose refreshes made it.
+        own = replace(shared, key=keys, frequency=frequency, rank=None, rank_refresh=None)
+        self.own.import_rows(own)
         self._unpromoted = np.setdiff1d(self._unpromoted, keys)
         return shared.value

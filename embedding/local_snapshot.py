@@ -248,10 +248,11 @@ class TableRestore:
         for batch in self.chain.filtered(first, last):
             self.table.import_filtered(int64_column(batch, "key"), int64_column(batch, "frequency"))
 
-    def finish(self, first: int, last: int) -> None:
-        """Take in the Bloom filter's counters and the table's clocks."""
+    def finish(self, shard_index: int, num_shards: int) -> None:
+        """Take in the Bloom filter's counters, the table's clocks and the thresholds of ranks."""
         if self.values_only:
             return
+        first, last = bucket_range(shard_index, num_shards)
         level = self.chain.last
         if level.blooms:
             now, then = bloom_of(self.spec), level.info["table"]["option"]["filter_option"]
@@ -267,6 +268,7 @@ class TableRestore:
                     if first <= index < last:
                         self.table.core.import_bloom(index, counters)
         self.table.core.updates, self.table.core.calls = level.updates, level.calls
+        self.table.core.set_ranks(level.rank_refreshes, level.rank_thresholds(shard_index, num_shards))
 
 
 def restore_tables(tables: Sequence[TableRestore], shard_index: int, num_shards: int) -> None:
@@ -289,7 +291,7 @@ def restore_tables(tables: Sequence[TableRestore], shard_index: int, num_shards:
             for future in filled:
                 future.cancel()
     for part in tables:
-        part.finish(first, last)
+        part.finish(shard_index, num_shards)
 
 
 def _block(batch: pa.RecordBatch, table: EmbeddingVariable) -> RowBlock:
@@ -302,4 +304,6 @@ def _block(batch: pa.RecordBatch, table: EmbeddingVariable) -> RowBlock:
         slots={name: matrix_column(batch, name) for name in table.optimizer.slot_names()},
         time=int64_column(batch, "time") if "time" in names else None,
         blocks=int64_column(batch, "blocks") if "blocks" in names else None,
+        rank=int64_column(batch, "rank") if "rank" in names else None,
+        rank_refresh=int64_column(batch, "rank_refresh") if "rank_refresh" in names else None,
     )

@@ -24,7 +24,9 @@ class RowBlock:
 
     `key`, `frequency` and `version` are int64 `[n]`, `value` and every slot float32 `[n, embedding_dim]` (`[n, 1]` for
     slots that a row has once). `time` (int64 `[n]`, seconds of the last update) is None without TimeEvict, `blocks`
-    (int64 `[n]`) without a dynamic dimension.
+    (int64 `[n]`) without a dynamic dimension. `rank` and `rank_refresh` (int64 `[n]`) are there under the rank rule:
+    the decayed frequency (bits of a float32, shifted by 32) plus the frequency that it has taken in, as of so many
+    refreshes.
     """
 
     key: Int64Array
@@ -34,6 +36,8 @@ class RowBlock:
     slots: Mapping[str, Float32Array]
     time: Int64Array | None = None
     blocks: Int64Array | None = None
+    rank: Int64Array | None = None
+    rank_refresh: Int64Array | None = None
 
     def __len__(self) -> int:
         return len(self.key)
@@ -50,6 +54,8 @@ class TableSnapshot:
         changed_only: whether it has only what changed since the last one.
         updates: updates applied to the table.
         calls: training lookups of the table.
+        rank_refreshes: how often the ranks of a dynamic dimension were refreshed.
+        rank_thresholds: what the last refresh gave; empty without the rank rule.
         num_rows: rows of all `blocks`.
         num_filtered: keys of all `filtered`.
 
@@ -64,6 +70,8 @@ class TableSnapshot:
         self._core = _core.Snapshot(table, changed_only)
         self.updates = self._core.updates
         self.calls = self._core.calls
+        self.rank_refreshes = self._core.rank_refreshes
+        self.rank_thresholds = self._core.rank_thresholds
         self.num_rows = self._core.num_rows
         self.num_filtered = self._core.num_filtered
 

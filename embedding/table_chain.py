@@ -59,8 +59,21 @@ class TableLevel:
         self.schema = self.parts[0].schema.remove_metadata()
         self.updates = max(int(info["updates"]) for info in infos)
         self.calls = max(int(info["calls"]) for info in infos)
+        self._ranks = {int(info["ranks"]["shard_index"]): info["ranks"] for info in infos if "ranks" in info}
+        self.rank_refreshes = max((int(ranks["refreshes"]) for ranks in self._ranks.values()), default=0)
         self.num_rows = sum(part.num_rows for part in self.parts)
         self.num_filtered = sum(part.num_rows for part in self.filtered)
+
+    def rank_thresholds(self, shard_index: int, num_shards: int) -> list[int]:
+        """Thresholds of a dynamic dimension's ranks, for one of as many servers as saved them.
+
+        Empty for another number of servers: those of one server are of its rows, and are found anew from the rows'
+        ranks.
+        """
+        ranks = self._ranks.get(shard_index)
+        if ranks is None or len(self._ranks) != num_shards or int(ranks["refreshes"]) != self.rank_refreshes:
+            return []
+        return [int(threshold) for threshold in ranks["thresholds"]]
 
     def bloom(self) -> Iterator[tuple[int, bytes]]:
         """Buckets of a Bloom filter and their counters."""

@@ -53,6 +53,10 @@ class TableState(Protocol):
     @property
     def calls(self) -> int: ...
     @property
+    def rank_refreshes(self) -> int: ...
+    @property
+    def rank_thresholds(self) -> list[int]: ...
+    @property
     def tombstones(self) -> Int64Array: ...
 
     def blocks(self, rows: int = ...) -> Iterator[RowBlock]: ...
@@ -93,6 +97,12 @@ def write_table(
         "step": step,
         "changed_only": state.changed_only,
     }
+    if state.rank_thresholds:
+        info["ranks"] = {
+            "shard_index": shard_index,
+            "refreshes": state.rank_refreshes,
+            "thresholds": state.rank_thresholds,
+        }
     schema = row_schema(table)
     batches = (row_batch(block, schema) for block in state.blocks(GROUP_ROWS) if len(block))
     writer = TableWriter(filesystem, root, spec.name, info, shard_index=shard_index)
@@ -302,10 +312,14 @@ TOMBSTONES_SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
 BLOOM_SCHEMA = pa.schema([pa.field("bucket", pa.int32()), pa.field("counters", pa.binary())])
 
 
+INTEGERS = ("frequency", "version", "time", "blocks", "rank", "rank_refresh")
+"""Columns of rows, those that a table may lack among them."""
+
+
 def row_schema(table: EmbeddingVariable) -> pa.Schema:
     """The columns of a table's rows."""
     columns = table.core.export_rows(np.empty(0, np.int64))
-    integers = [name for name in ("frequency", "version", "time", "blocks") if name in columns]
+    integers = [name for name in INTEGERS if name in columns]
     fields = [pa.field(name, pa.int64(), nullable=False) for name in ("key", *integers)]
     # What others read is a list; slots are bytes, which cost a sixth of a list's time to write and to read.
     fields.append(pa.field("value", _list_of(table.embedding_dim), nullable=False))
@@ -319,7 +333,13 @@ def row_schema(table: EmbeddingVariable) -> pa.Schema:
 def row_batch(block: RowBlock, schema: pa.Schema) -> pa.RecordBatch:
     """Rows as a batch of `row_schema`."""
     columns: dict[str, Any] = {"key": block.key, "frequency": block.frequency, "version": block.version}
-    columns |= {"time": block.time, "blocks": block.blocks, "value": block.value, **block.slots}
+    columns |= {
+        "time": block.time,
+        "blocks": block.blocks,
+        "rank": block.rank,
+        "rank_refresh": block.rank_refresh,
+    }
+    columns |= {"value": block.value, **block.slots}
     arrays = []
     for field in schema:
         values = columns[field.name]

@@ -278,6 +278,8 @@ class EmbeddingVariable:
                 slots={name: slot[present] for name, slot in columns["slots"].items()},
                 time=columns["time"][present] if "time" in columns else None,
                 blocks=columns["blocks"][present] if "blocks" in columns else None,
+                rank=columns["rank"][present] if "rank" in columns else None,
+                rank_refresh=columns["rank_refresh"][present] if "rank" in columns else None,
             )
 
     def reserve(self, rows: int) -> None:
@@ -304,6 +306,8 @@ class EmbeddingVariable:
                 self.check_rows(block.slots[name], len(keys), name, self._core.slot_width(index))
                 for index, name in enumerate(names)
             ],
+            None if block.rank is None else as_keys(block.rank, "rank"),
+            None if block.rank_refresh is None else as_keys(block.rank_refresh, "rank_refresh"),
         )
 
     def import_filtered(self, keys: npt.ArrayLike, counts: npt.ArrayLike) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from deeprec_spark.embedding.local_store import LocalStore
@@ -20,6 +22,7 @@ from deeprec_spark.embedding.options import (
 )
 from deeprec_spark.embedding.store import TableSpec
 from deeprec_spark.embedding.variable import EmbeddingVariable
+from deeprec_spark.runtime.placement import split_keys
 
 DIM = 8
 GROWING = DynamicDimensionOption(block_num=4, thresholds=(3, 5, 9))
@@ -148,6 +151,124 @@ def test_the_rank_rule_divides_equally_frequent_keys_too() -> None:
             part = (reached >= block).mean()
             assert part <= share + 0.001, (step, block)
             assert step == 1 or part >= share - 0.001, (step, block)
+
+
+def _servers(spec: TableSpec, n: int) -> list[LocalStore]:
+    stores = [LocalStore(index, n) for index in range(n)]
+    for store in stores:
+        store.create_tables([spec])
+    return stores
+
+
+def _train(stores: list[LocalStore], steps: range) -> list[bytes]:
+    """What lookups read at each step of a training that depends on the step alone."""
+    read = []
+    for step in steps:
+        rng = np.random.default_rng(step)
+        keys, counts = np.unique((rng.zipf(1.3, 300) + 20 * step) % 700, return_counts=True)
+        gradients = rng.normal(size=(len(keys), DIM)).astype(np.float32)
+        rows = np.zeros((len(keys), DIM), np.float32)
+        for store, (place,) in zip(stores, split_keys([keys], len(stores)), strict=True):
+            table = store.table("t")
+            rows[place] = table.lookup(keys[place], counts[place], train=True)
+            table.apply_gradients(keys[place], gradients[place], step=step)
+            if step % 6 == 0:
+                table.erase(keys[:3])
+        read.append(rows.tobytes())
+    return read
+
+
+def _save(
+    stores: list[LocalStore], path: Path, save_id: str, base: str | None, between: range
+) -> list[bytes]:
+    """A save during which training goes on."""
+    for store in stores:
+        store.snapshot(save_id, base)
+    read = _train(stores, between)
+    for store in stores:
+        store.write_snapshot(save_id, str(path))
+    return read
+
+
+def _ranked(tmp_path: Path, **options: object) -> TableSpec:
+    rule = DynamicDimensionOption(block_num=4, refresh_steps=3)
+    option = EmbeddingVariableOption(dynamic_dimension=rule, **options)  # type: ignore[arg-type]  # by name
+    return TableSpec("t", DIM, option, Adagrad(0.1), seed=4)
+
+
+@pytest.mark.parametrize("tiered", [False, True])
+@pytest.mark.parametrize("deltas", [0, 2])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_training_by_rank_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
+    servers: int, deltas: int, tiered: bool, tmp_path: Path
+) -> None:
+    """Ranks and thresholds were lost: no row grew until a refresh took the whole lifetime's frequency for new."""
+    spec = _ranked(tmp_path)
+    stores = _servers(spec, servers)
+    if tiered:
+        storage = StorageOption(StorageType.DRAM_SSDHASH, str(tmp_path / "ssd"), (64 * 200,))
+        stores = _servers(_ranked(tmp_path, storage_option=storage), servers)
+    _train(stores, range(1, 21))
+    chain, save_id, base, step = [], "", None, 21
+    for turn in range(
+        deltas + 1
+    ):  # with refreshes between what is fixed and what is written, and between saves
+        chain.append(tmp_path / str(turn))
+        save_id = f"save{turn}"
+        expected = _save(stores, chain[-1], save_id, base, range(step, step + 8))
+        base, cut, step = save_id, step, step + 8
+        if turn < deltas:
+            _train(stores, range(step, step + 8))
+            step += 8
+    expected += _train(stores, range(step, step + 30))
+    again = _servers(spec, servers)
+    _train(again, range(1, 9))  # is replaced
+    for store in again:
+        store.restore([str(path) for path in chain], save_id)
+    assert _train(again, range(cut, step + 30)) == expected
+    for one, other in zip(stores, again, strict=True):
+        assert one.table("t").core.ranks() == other.table("t").core.ranks()
+        assert _blocks(one.table("t")) == _blocks(other.table("t"))
+        assert set(_blocks(other.table("t")).values()) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 2), (2, 3)])
+def test_ranks_restore_on_another_number_of_servers(before: int, after: int, tmp_path: Path) -> None:
+    """Thresholds are then those that a refresh of the same rows gives."""
+    spec = _ranked(tmp_path)
+    stores = _servers(spec, before)
+    _train(stores, range(1, 22))  # the last step refreshes, and nothing occurs or goes after that
+    _save(stores, tmp_path / "0", "save", None, range(0))
+    direct = _servers(spec, after)
+    _train(direct, range(1, 22))
+    again = _servers(spec, after)
+    for store in again:
+        store.restore([str(tmp_path / "0")], "save")
+    for one, other in zip(direct, again, strict=True):
+        assert one.table("t").core.ranks() == other.table("t").core.ranks()
+        assert one.table("t").core.ranks()[0] == 7
+
+
+def test_a_checkpoint_without_ranks_restores_and_ranks_begin_anew(tmp_path: Path) -> None:
+    spec = _ranked(tmp_path)
+    stores = _servers(spec, 1)
+    _train(stores, range(1, 22))
+    _save(stores, tmp_path / "0", "save", None, range(0))
+    (path,) = (tmp_path / "0" / "tables" / "t").glob("part-*")
+    data = pq.read_table(path)
+    info = json.loads(data.schema.metadata[b"deeprec_spark"])
+    assert info.pop("ranks")["refreshes"] == 7
+    old = data.drop_columns(["rank", "rank_refresh"]).replace_schema_metadata(
+        {b"deeprec_spark": json.dumps(info).encode()}
+    )
+    pq.write_table(old, path)
+    again = _servers(spec, 1)
+    again[0].restore([str(tmp_path / "0")], "save")
+    table = again[0].table("t")
+    assert _blocks(table) == _blocks(stores[0].table("t"))
+    assert table.core.ranks() == (0, [2**64 - 1] * 3)
+    _train(again, range(22, 30))
+    assert table.core.ranks()[0] == 2
 
 
 def test_a_key_without_permission_reads_its_default_in_every_block() -> None:

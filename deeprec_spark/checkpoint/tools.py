@@ -127,8 +127,16 @@ def _compact_table(chain: TableChain, target: str, progress: Progress) -> list[C
     return files
 
 
-def _clocks(chain: TableChain) -> dict[str, int]:
-    return {"updates": chain.last.updates, "calls": chain.last.calls}
+def _clocks(chain: TableChain) -> dict[str, Any]:
+    clocks: dict[str, Any] = {"updates": chain.last.updates, "calls": chain.last.calls}
+    if "ranks" in chain.last.info:
+        thresholds = chain.last.rank_thresholds(0, 1)
+        clocks["ranks"] = {
+            "shard_index": 0,
+            "refreshes": chain.last.rank_refreshes,
+            "thresholds": thresholds,
+        }
+    return clocks
 
 
 def _copy_files(source: str, target: str, files: Sequence[FileRecord]) -> None:

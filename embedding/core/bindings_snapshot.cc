@@ -60,6 +60,8 @@ void BindSnapshot(py::module_& module) {
       .def(py::init(&MakeSnapshot), py::arg("table"), py::arg("changed_only"), py::keep_alive<1, 2>())
       .def_property_readonly("updates", &Snapshot::updates)
       .def_property_readonly("calls", &Snapshot::calls)
+      .def_property_readonly("rank_refreshes", &Snapshot::rank_refreshes)
+      .def_property_readonly("rank_thresholds", &Snapshot::rank_thresholds)
       .def_property_readonly("num_rows", &Snapshot::num_rows)
       .def_property_readonly("num_filtered", &Snapshot::num_filtered)
       .def_property_readonly("copied", &Snapshot::Copied)

@@ -15,6 +15,10 @@ RowColumns NewColumns(const Table& table, size_t n, py::dict* arrays) {
   columns.version = integers("version");
   if (table.has_time()) columns.time = integers("time");
   if (table.has_blocks()) columns.blocks = integers("blocks");
+  if (table.has_ranks()) {
+    columns.rank = integers("rank");
+    columns.rank_refresh = integers("rank_refresh");
+  }
   auto value = NewRows(n, table.dim());
   (*arrays)["value"] = value;
   columns.value = value.mutable_data();
@@ -52,8 +56,8 @@ int64_t* OptionalColumn(const py::object& column, size_t n) {
 }
 
 void ImportRows(Table& table, const Keys64& keys, const Keys64& frequency, const Keys64& version,
-                const py::object& time, const py::object& blocks, const Floats& value,
-                const std::vector<Floats>& slots) {
+                const py::object& time, const py::object& blocks, const Floats& value, const std::vector<Floats>& slots,
+                const py::object& rank, const py::object& rank_refresh) {
   const KeySpan span = Span(keys);
   Require(frequency.size() == keys.size() && version.size() == keys.size(), "One frequency and version for each key.");
   for (size_t i = 0; i < span.n; ++i) Require(frequency.data()[i] >= 0, "frequency must be at least 0.");
@@ -65,6 +69,8 @@ void ImportRows(Table& table, const Keys64& keys, const Keys64& frequency, const
   columns.version = const_cast<int64_t*>(version.data());
   columns.time = OptionalColumn(time, span.n);
   columns.blocks = OptionalColumn(blocks, span.n);
+  columns.rank = OptionalColumn(rank, span.n);
+  columns.rank_refresh = OptionalColumn(rank_refresh, span.n);
   if (columns.blocks != nullptr) {
     for (size_t i = 0; i < span.n; ++i) Require(columns.blocks[i] >= 1, "blocks must be at least 1.");
   }
@@ -242,6 +248,17 @@ void BindTable(py::module_& module) {
           },
           py::arg("keys").noconvert())
       .def("refresh_ranks", &Table::RefreshRanks, py::call_guard<GilRelease>())
+      .def("ranks",
+           [](Table& table) {
+             int64_t refreshes = 0;
+             std::vector<uint64_t> thresholds;
+             {
+               GilRelease release;
+               table.Ranks(&refreshes, &thresholds);
+             }
+             return py::make_tuple(refreshes, thresholds);
+           })
+      .def("set_ranks", &Table::SetRanks, py::arg("refreshes"), py::arg("thresholds"), py::call_guard<GilRelease>())
       .def("maintain", &Table::Maintain, py::call_guard<GilRelease>())
       .def("mark_saved", &Table::MarkSaved, py::call_guard<GilRelease>())
       .def("export_bloom", &ExportBloom, py::arg("first"), py::arg("last"))
@@ -260,7 +277,7 @@ void BindTable(py::module_& module) {
       .def("reserve", &Table::Reserve, py::arg("rows"), py::call_guard<GilRelease>())
       .def("import_rows", &ImportRows, py::arg("keys").noconvert(), py::arg("frequency").noconvert(),
            py::arg("version").noconvert(), py::arg("time"), py::arg("blocks"), py::arg("value").noconvert(),
-           py::arg("slots"))
+           py::arg("slots"), py::arg("rank") = py::none(), py::arg("rank_refresh") = py::none())
       .def(
           "import_filtered",
           [](Table& table, const Keys64& keys, const Keys64& counts) {

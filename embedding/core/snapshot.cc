@@ -89,7 +89,12 @@ Snapshot::Snapshot(Table* table, bool changed_only)
   table->tracks_.store(true);
   updates_ = table->updates();
   calls_ = table->calls();
-  ParallelFor(kShards, [this](size_t shard) { Begin(shard); });
+  {
+    std::lock_guard<std::mutex> ranks(table->rank_mutex_);  // all rows are as of the same refresh
+    rank_refreshes_ = table->rank_refreshes_;
+    for (const auto& threshold : table->rank_thresholds_) rank_thresholds_.push_back(threshold.load());
+    ParallelFor(kShards, [this](size_t shard) { Begin(shard); });
+  }
   const bool lost = std::any_of(tombstones_lost_.begin(), tombstones_lost_.end(), [](char one) { return one != 0; });
   if (changed_only && lost) {
     Close();

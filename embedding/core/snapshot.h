@@ -30,6 +30,8 @@ class Snapshot {
   Table& table() const { return *table_; }
   int64_t updates() const { return updates_; }
   int64_t calls() const { return calls_; }
+  int64_t rank_refreshes() const { return rank_refreshes_; }
+  const std::vector<uint64_t>& rank_thresholds() const { return rank_thresholds_; }
   size_t num_rows() const { return num_rows_; }
   size_t num_filtered() const { return num_filtered_; }
 
@@ -60,7 +62,8 @@ class Snapshot {
 
   Table* const table_;
   const bool changed_only_;
-  int64_t updates_ = 0, calls_ = 0;
+  int64_t updates_ = 0, calls_ = 0, rank_refreshes_ = 0;
+  std::vector<uint64_t> rank_thresholds_;
   std::atomic<size_t> num_rows_{0}, num_filtered_{0}, rows_read_{0};
   std::vector<std::vector<uint64_t>> tombstones_;  // by shard, as the table kept them
   std::vector<char> tombstones_lost_;

@@ -36,7 +36,10 @@ Table::Table(const TableConfig& config)
   tiered_ = config.tiers.size() > 1;
   int words = 1;
   if (has_time()) time_word_ = words++;
-  if (config.block.by_rank) rank_word_ = words++;
+  if (config.block.by_rank) {
+    rank_word_ = words;
+    words += 2;
+  }
   if (tiered_) access_word_ = words++;
   for (size_t block = 1; block <= blocks; ++block) {
     classes_.push_back(RowLayout::Make(config.dim / blocks * block, config.value_type, config.optimizer.slots(),
@@ -196,6 +199,7 @@ Entry* Table::MakeRow(Shard& shard, Entry* entry, uint64_t hash, size_t row_clas
   if (fill) FillStart(hash, row, 0);
   std::fill(row.meta, row.meta + row.layout->meta_words, 0);
   row.meta[0] = kNeverUpdated;
+  if (rank_word_ >= 0) SetRank(row.meta, 0, shard.rank_refreshes);
   Touch(shard, row.meta);
   return entry;
 }
@@ -227,10 +231,10 @@ size_t Table::WantedClass(const Entry& entry, const int64_t* meta) const {
   if (config_.block.by_rank) {
     uint64_t packed;
     std::memcpy(&packed, meta + rank_word_, sizeof(packed));
-    const auto last = static_cast<uint32_t>(packed);
     const double decay = config_.block.decay;
-    const double estimate = (decay * RankFrequency(packed) + (1 - decay) * (entry.frequency() - last)) /
-                            rank_correction_.load(std::memory_order_relaxed);
+    const double fresh = FreshFrequency(packed, entry.frequency());
+    const double estimate =
+        (decay * RankFrequency(packed) + (1 - decay) * fresh) / rank_correction_.load(std::memory_order_relaxed);
     const uint64_t rank = RankOf(estimate, entry.hash);
     while (wanted < rank_thresholds_.size() && rank >= rank_thresholds_[wanted].load(std::memory_order_relaxed)) {
       ++wanted;

@@ -83,6 +83,9 @@ struct RowColumns {
   int64_t* version = nullptr;
   int64_t* time = nullptr;    // of the last update, seconds
   int64_t* blocks = nullptr;  // of the row's dimension
+  // By rank: the decayed frequency (float bits) above the frequency that it has taken in, as of that many refreshes.
+  int64_t* rank = nullptr;
+  int64_t* rank_refresh = nullptr;
   float* value = nullptr;
   std::vector<float*> slots;
 };
@@ -97,6 +100,7 @@ class Table {
   size_t slot_width(size_t slot) const { return classes_.back().slot_widths[slot]; }
   bool has_time() const { return config_.eviction.seconds_to_live >= 0; }
   bool has_blocks() const { return config_.block.blocks > 1; }
+  bool has_ranks() const { return config_.block.by_rank; }
   CountingBloom* bloom() { return bloom_.get(); }
   // Copies a bucket's Bloom counters out of or into the table.
   void CopyBloom(int bucket, char* counters, bool in);
@@ -129,6 +133,11 @@ class Table {
   void Clear();
   // By rank: takes in the occurrences since the last call and finds new thresholds.
   void RefreshRanks();
+  // How often ranks were refreshed, and the thresholds that the last time gave.
+  void Ranks(int64_t* refreshes, std::vector<uint64_t>* thresholds);
+  // After an import: sets them. Without thresholds, they are found as the last refresh would have from the rows that
+  // are here.
+  void SetRanks(int64_t refreshes, const std::vector<uint64_t>& thresholds);
   // What the table holds now counts as saved: only later changes and removals are in the next snapshot of changes.
   // Throws std::runtime_error while a snapshot is running.
   void MarkSaved();
@@ -178,6 +187,8 @@ class Table {
     uint32_t cold_frequency = 0;  // LFU: rows that frequent were moved down last
     std::atomic<int64_t> lookups{0}, hits{0};
     uint64_t writes = 0;  // changes of the files of lower tiers
+    int64_t rank_refreshes = 0;
+    bool ranks_behind = false;  // some rows have not taken in the last refresh, see CatchUp
     size_t number = 0;
 
     // Bytes of the first tier's rows, and of all cells that it holds for rows.
@@ -270,6 +281,14 @@ class Table {
   Entry* Count(Shard& shard, Entry* entry, const Item& item, uint32_t draws, int64_t call);
   const uint32_t* Draws(const Item* items, size_t n) const;
   size_t WantedClass(const Entry& entry, const int64_t* meta) const;
+  // By rank. A refresh changes a row's rank words in a way that follows from the words, the row's frequency and the
+  // number of refreshes. So it may pass a row over, and it marks none as changed: the row takes in what it missed
+  // before its frequency changes, wherever it was meanwhile, also in a checkpoint.
+  uint64_t RankAfter(const int64_t* meta, uint32_t frequency, int64_t refreshes) const;
+  void SetRank(int64_t* meta, uint64_t packed, int64_t refreshes) const;
+  void CatchUp(Shard& shard, const Entry& entry);
+  void FindThresholds(bool refresh);
+  float RankCorrection() const;
   // Gives the row the blocks that its frequency deserves, or those of a class; what it learned stays.
   void Grow(Shard& shard, Entry* entry);
   void GrowTo(Shard& shard, Entry* entry, size_t wanted);
@@ -307,8 +326,9 @@ class Table {
   // its parent has not changed them, which the parent counts here, by shard, where the child sees it.
   const unsigned generation_ = ForkGeneration();
   std::shared_ptr<std::atomic<uint64_t>[]> shared_writes_;
-  int time_word_ = -1, rank_word_ = -1, access_word_ = -1;  // metadata words, -1 where not kept
-  size_t shard_limit_ = 0;                                  // bytes of the first tier for each shard; 0 is none
+  // Metadata words, -1 where not kept; the rank's is followed by the refresh that it is of.
+  int time_word_ = -1, rank_word_ = -1, access_word_ = -1;
+  size_t shard_limit_ = 0;  // bytes of the first tier for each shard; 0 is none
   std::unique_ptr<CountingBloom> bloom_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> updates_{0}, calls_{0};
@@ -320,7 +340,7 @@ class Table {
   std::mutex rank_mutex_;
   std::vector<std::atomic<uint64_t>> rank_thresholds_;  // see RankOf
   std::atomic<float> rank_correction_{1};
-  int64_t rank_updates_ = 0;
+  int64_t rank_refreshes_ = 0;
 };
 
 // Several tables at once. All spans run in one parallel loop.

@@ -43,6 +43,7 @@ Entry* Table::Count(Shard& shard, Entry* entry, const Item& item, uint32_t draws
   using Kind = AdmissionConfig::Kind;
   if (entry != nullptr) Changing(shard, entry);
   if (entry != nullptr && entry->has_row()) {
+    CatchUp(shard, *entry);
     entry->Add(item.count);
     return entry;
   }

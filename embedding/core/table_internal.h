@@ -75,6 +75,12 @@ inline double RankFrequency(uint64_t packed) {
   return value;
 }
 
+// Occurrences since those that it has taken in.
+inline uint32_t FreshFrequency(uint64_t packed, uint32_t frequency) {
+  const auto taken_in = static_cast<uint32_t>(packed);
+  return frequency > taken_in ? frequency - taken_in : 0;
+}
+
 // Orders rows by their (corrected, decayed) frequency, and equal ones by hash, so that a rank divides those too.
 // Frequencies that differ by rounding are equal.
 inline uint64_t RankOf(double frequency, uint64_t hash) {

@@ -34,6 +34,7 @@ void Table::Upsert(const KeySpan& keys, const float* values) {
       } else if (Unpack(entry->state).row_class != full) {
         GrowTo(shard, entry, full);
       }
+      CatchUp(shard, *entry);
       entry->set_frequency(std::max(entry->frequency(), config_.admission.threshold));
       Edit(shard, entry, [&](const Row& row) { WriteValue(row, values + items[i].position * config_.dim); });
     }
@@ -111,6 +112,10 @@ std::vector<int64_t> Table::Evict(int64_t step, int64_t now) {
 }
 
 void Table::Clear() {
+  std::lock_guard<std::mutex> ranks(rank_mutex_);
+  rank_refreshes_ = 0;
+  rank_correction_.store(1);
+  for (auto& threshold : rank_thresholds_) threshold.store(~uint64_t{0});
   for (auto& shard : shards_) {
     std::unique_lock<std::shared_mutex> lock(shard->mutex);
     Mutating(*shard);
@@ -120,6 +125,8 @@ void Table::Clear() {
     });
     shard->tombstones_lost = tracks_.load();
     shard->no_room = 0;
+    shard->rank_refreshes = 0;
+    shard->ranks_behind = false;
     shard->index.Clear();
     for (RowSlabs& slab : shard->slabs) slab.Clear();
     for (auto& tier : shard->lower) tier->Clear();
@@ -149,29 +156,106 @@ void Table::CopyBloom(int bucket, char* counters, bool in) {
   }
 }
 
-// DeepRec's rule: of n blocks, block k goes to the (p^(n+1-k) - 1) / (p^(n+1) - 1) most frequent part of the keys.
+uint64_t Table::RankAfter(const int64_t* meta, uint32_t frequency, int64_t refreshes) const {
+  const double decay = config_.block.decay;
+  auto packed = static_cast<uint64_t>(meta[rank_word_]);
+  for (int64_t at = meta[rank_word_ + 1]; at < refreshes; ++at) {
+    const auto taken =
+        static_cast<float>(decay * RankFrequency(packed) + (1 - decay) * FreshFrequency(packed, frequency));
+    const uint64_t next = PackRank(taken, frequency);
+    if (next == packed) break;  // it stays so
+    packed = next;
+  }
+  return packed;
+}
+
+void Table::SetRank(int64_t* meta, uint64_t packed, int64_t refreshes) const {
+  meta[rank_word_] = static_cast<int64_t>(packed);
+  meta[rank_word_ + 1] = refreshes;
+}
+
+void Table::CatchUp(Shard& shard, const Entry& entry) {
+  if (!shard.ranks_behind) return;
+  const int64_t* meta = Peek(shard, entry, &ThreadScratch().view).meta;
+  if (meta[rank_word_ + 1] >= shard.rank_refreshes) return;
+  const uint64_t packed = RankAfter(meta, entry.frequency(), shard.rank_refreshes);
+  EditInPlace(shard, entry, [&](const Row& row) { SetRank(row.meta, packed, shard.rank_refreshes); });
+}
+
 void Table::RefreshRanks() {
   if (!config_.block.by_rank) return;
   std::lock_guard<std::mutex> only(rank_mutex_);
+  ++rank_refreshes_;
+  FindThresholds(/*refresh=*/true);
+}
+
+void Table::Ranks(int64_t* refreshes, std::vector<uint64_t>* thresholds) {
+  std::lock_guard<std::mutex> only(rank_mutex_);
+  *refreshes = rank_refreshes_;
+  thresholds->clear();
+  for (const auto& threshold : rank_thresholds_) thresholds->push_back(threshold.load());
+}
+
+void Table::SetRanks(int64_t refreshes, const std::vector<uint64_t>& thresholds) {
+  if (!config_.block.by_rank) return;
+  if (refreshes < 0 || (!thresholds.empty() && thresholds.size() != rank_thresholds_.size())) {
+    throw std::invalid_argument(
+        "Ranks have one threshold for each block but the first. Received: " + std::to_string(thresholds.size()) +
+        " thresholds, refreshes=" + std::to_string(refreshes));
+  }
+  std::lock_guard<std::mutex> only(rank_mutex_);
+  rank_refreshes_ = refreshes;
+  for (auto& shard : shards_) {
+    std::unique_lock<std::shared_mutex> lock(shard->mutex);
+    shard->rank_refreshes = refreshes;
+    shard->ranks_behind = true;
+  }
+  rank_correction_.store(RankCorrection());
+  if (thresholds.empty() && refreshes > 0) FindThresholds(/*refresh=*/false);
+  for (size_t k = 0; k < rank_thresholds_.size(); ++k) {
+    if (thresholds.empty() && refreshes == 0) rank_thresholds_[k].store(~uint64_t{0});
+    if (!thresholds.empty()) rank_thresholds_[k].store(thresholds[k]);
+  }
+}
+
+float Table::RankCorrection() const {
+  if (rank_refreshes_ == 0) return 1;
+  return static_cast<float>(1 - std::pow(config_.block.decay, static_cast<double>(rank_refreshes_ + 1)));
+}
+
+// DeepRec's rule: of n blocks, block k goes to the (p^(n+1-k) - 1) / (p^(n+1) - 1) most frequent part of the keys.
+// Under rank_mutex_.
+void Table::FindThresholds(bool refresh) {
   const double decay = config_.block.decay;
-  const double correction = 1 - std::pow(decay, static_cast<double>(++rank_updates_));
+  const double correction = 1 - std::pow(decay, static_cast<double>(rank_refreshes_));
   std::vector<uint64_t> ranks;
   for (auto& shard : shards_) {
     std::unique_lock<std::shared_mutex> lock(shard->mutex);
-    Mutating(*shard);
+    if (refresh) {
+      Mutating(*shard);
+      shard->rank_refreshes = rank_refreshes_;
+      shard->ranks_behind = false;
+    }
     shard->index.ForEach([&](const Entry* entry) {
       if (!entry->has_row()) return;
+      uint64_t packed = 0;
       try {
-        EditInPlace(*shard, *entry, [&](const Row& row) {
-          auto packed = static_cast<uint64_t>(row.meta[rank_word_]);
-          const uint32_t fresh = entry->frequency() - static_cast<uint32_t>(packed);
-          const auto taken = static_cast<float>(decay * RankFrequency(packed) + (1 - decay) * fresh);
-          row.meta[rank_word_] = static_cast<int64_t>(PackRank(taken, entry->frequency()));
-          if (taken > 1e-6f) ranks.push_back(RankOf(taken / correction, entry->hash));
-        });
+        if (refresh && !entry->pending()) {
+          EditInPlace(*shard, *entry, [&](const Row& row) {
+            packed = RankAfter(row.meta, entry->frequency(), rank_refreshes_);
+            SetRank(row.meta, packed, std::max(row.meta[rank_word_ + 1], rank_refreshes_));
+          });
+        } else {  // a snapshot has yet to read the row as it is
+          shard->ranks_behind = true;
+          packed = RankAfter(Peek(*shard, *entry, &ThreadScratch().view).meta, entry->frequency(), rank_refreshes_);
+        }
       } catch (const std::runtime_error& error) {
-        Note(error);  // a disk that fails: the row takes its occurrences in next time
+        shard->ranks_behind = true;
+        Note(error);  // a disk that fails: the row takes its occurrences in when it occurs again
+        return;
       }
+      const auto taken = static_cast<float>(RankFrequency(packed));
+      if (taken > 1e-6f) ranks.push_back(RankOf(taken / correction, entry->hash));
     });
   }
   std::sort(ranks.begin(), ranks.end(), std::greater<uint64_t>());
@@ -182,7 +266,7 @@ void Table::RefreshRanks() {
     const auto rank = static_cast<size_t>(share * static_cast<double>(ranks.size()));
     rank_thresholds_[k - 2].store(rank == 0 ? ~uint64_t{0} : ranks[rank - 1]);
   }
-  rank_correction_.store(static_cast<float>(1 - std::pow(decay, static_cast<double>(rank_updates_ + 1))));
+  rank_correction_.store(RankCorrection());
 }
 
 void Table::Keys(std::vector<int64_t>* rows, std::vector<int64_t>* filtered, std::vector<int64_t>* counts) {
@@ -204,6 +288,10 @@ void Table::FillColumns(const RowView& view, size_t row_class, uint32_t frequenc
   if (columns.version != nullptr) columns.version[to] = view.meta[0];
   if (columns.time != nullptr && time_word_ >= 0) columns.time[to] = view.meta[time_word_];
   if (columns.blocks != nullptr) columns.blocks[to] = static_cast<int64_t>(row_class) + 1;
+  if (columns.rank != nullptr && rank_word_ >= 0) {
+    columns.rank[to] = view.meta[rank_word_];
+    columns.rank_refresh[to] = view.meta[rank_word_ + 1];
+  }
   if (columns.value != nullptr) ReadValue(layout, view.cell, columns.value + to * config_.dim);
   for (size_t s = 0; s < columns.slots.size(); ++s) {
     const size_t width = slot_width(s);
@@ -267,7 +355,12 @@ void Table::Import(const KeySpan& keys, const RowColumns& columns) {
       Edit(shard, entry, [&](const Row& row) {
         row.meta[0] = columns.version[from];
         if (time_word_ >= 0) row.meta[time_word_] = columns.time == nullptr ? 0 : columns.time[from];
-        if (rank_word_ >= 0) row.meta[rank_word_] = 0;  // as in a new row
+        if (rank_word_ >= 0 && columns.rank != nullptr && columns.rank_refresh != nullptr) {
+          SetRank(row.meta, static_cast<uint64_t>(columns.rank[from]), columns.rank_refresh[from]);
+          shard.ranks_behind = true;
+        } else if (rank_word_ >= 0) {
+          SetRank(row.meta, 0, shard.rank_refreshes);  // as in a new row
+        }
         WriteValue(row, columns.value + from * dim);
         for (size_t s = 0; s < slot_count_; ++s) {
           CopyRow(row.slot(s), columns.slots[s] + from * slot_width(s), row.layout->slot_widths[s]);
