@@ -103,13 +103,15 @@ bool Take(Table& table, bool changed_only, bool give_up, Rows* copy, CheckThat&&
 }
 
 template <class CheckThat>
-void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers, bool grows, CheckThat&& check) {
+void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers, bool grows, CheckThat&& check,
+         bool by_rank = false) {
   const deeprec::Optimizer optimizer("SGD", {{"learning_rate", 1}, {"momentum", 1}, {"nesterov", 0}});
   deeprec::TableConfig config{kDim, {}, optimizer, deeprec::Initializer("Constant", 0, 0, 1)};
   config.tiers = tiers;
   if (grows) {
     config.block.blocks = 2;
-    config.block.thresholds = {10};
+    if (!by_rank) config.block.thresholds = {10};
+    config.block.by_rank = by_rank;
   }
   Table table(config);
   std::atomic<bool> stop{false};
@@ -128,6 +130,14 @@ void Run(double seconds, const std::vector<deeprec::TierConfig>& tiers, bool gro
         }
         deeprec::Pull({{&table, span, rows.data()}}, true);
         deeprec::Push({{&table, span, gradients.data()}}, updates + 1, 1.0);
+      }
+    });
+  }
+  if (by_rank) {
+    threads.emplace_back([&] {
+      while (!stop.load()) {
+        table.RefreshRanks();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     });
   }

@@ -251,6 +251,7 @@ int main(int argc, char** argv) {
   ledger::Run(seconds, {}, false, Check);
   ledger::Run(seconds, tiers, false, Check);
   ledger::Run(seconds, tiers, true, Check);
+  ledger::Run(seconds, tiers, true, Check, /*by_rank=*/true);
   std::printf("ok\n");
   return 0;
 }
