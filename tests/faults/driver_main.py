@@ -122,8 +122,9 @@ class Teller(keras.callbacks.Callback):
 
 
 def counts(model_dir: str, rows: int, epochs: int) -> dict[str, int]:
-    """How many samples the newest checkpoint lacks, and how many it has too often."""
-    store = checkpoint.SnapshotStore(model_dir)
+    """How many samples the newest whole checkpoint lacks, and how many it has too often."""
+    # A damaged one stays where it is, and which is the newest then takes a fallback to say.
+    store = checkpoint.SnapshotStore(checkpoint.chain(model_dir, fallback=True)[-1])
     table = store.tables[COUNTED].rows
     found = np.zeros(rows, np.int64)
     found[np.asarray(table.keys)] = np.rint(np.asarray(table.values)[:, 0]).astype(np.int64)
