@@ -313,12 +313,22 @@ def _hdfs(location: str) -> tuple[Any, str]:
     cannot be unwound. Only data set scans that were left before their end have such reads; here every read is waited
     for, and every file closed.
     """
+    parts = urlsplit(location)
+    backend = _hdfs_client(parts.scheme, parts.hostname, parts.port, os.getpid())
+    return fs.PyFileSystem(fs.FSSpecHandler(backend)), parts.path.rstrip("/") or "/"
+
+
+@lru_cache(maxsize=64)
+def _hdfs_client(scheme: str, host: str | None, port: int | None, process: int) -> Any:
+    """One client for each name node and process.
+
+    The cache keeps a parent's client alive in a forked child too, where fsspec's own cache would drop it: to end the
+    client's threads, which a child does not have, takes for ever.
+    """
     from hdfs_native.fsspec import HdfsFileSystem, ViewfsFileSystem
 
-    parts = urlsplit(location)
-    kind = ViewfsFileSystem if parts.scheme == "viewfs" else HdfsFileSystem
-    backend = kind(host=parts.hostname, port=parts.port)
-    return fs.PyFileSystem(fs.FSSpecHandler(backend)), parts.path.rstrip("/") or "/"
+    kind = ViewfsFileSystem if scheme == "viewfs" else HdfsFileSystem
+    return kind(host=host, port=port, skip_instance_cache=True)
 
 
 def _without(location: str, error: Exception) -> str:

@@ -87,3 +87,26 @@ print("done")
         done = run_python(script, f"{hdfs.uri}/ends-{number}", timeout=120)
         assert done.stdout.strip() == "done"
         assert done.stderr == ""
+
+
+_FORKS = """
+import os, sys
+import fsspec
+from deeprec_spark.embedding.filesystem import resolve
+filesystem, path = resolve(sys.argv[1])
+filesystem.create_dir(path)
+child = os.fork()
+if child == 0:
+    fsspec.filesystem("memory")
+    del filesystem
+    import gc
+    gc.collect()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_of_a_process_with_a_client_ends(hdfs: HdfsServer, run_python: RunPython) -> None:
+    """fsspec drops its clients in a child, and this one cannot end without the threads that only its parent has."""
+    done = run_python(_FORKS, f"{hdfs.uri}/forks", timeout=120)
+    assert done.stdout.split() == ["0"], done.stderr
