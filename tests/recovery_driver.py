@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import keras
@@ -70,16 +71,19 @@ class Killer(keras.callbacks.Callback):
         self.victim, self.epoch_to_kill = victim, epoch
         self.now = -1
         self.begun: list[int] = []
-        self.done = victim == "nobody"
+        # Not a plain value: a job that starts again takes back what callbacks have counted, but this stays done.
+        self.done = threading.Event()
+        if victim == "nobody":
+            self.done.set()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.now = epoch
         self.begun.append(epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.done or self.now != self.epoch_to_kill or batch < 60:
+        if self.done.is_set() or self.now != self.epoch_to_kill or batch < 60:
             return
-        self.done = True
+        self.done.set()
         if self.victim == "driver":
             print("KILL ME", flush=True)  # noqa: T201
             signal.pause()
@@ -156,7 +160,7 @@ def main() -> None:
         **state(estimator.model_dir),
         history=history,
         begun=killer.begun,
-        killed=killer.done,
+        killed=killer.done.is_set(),
         error=error,
         restarts=statistics.restarts,
         rows=statistics.rows,

@@ -73,7 +73,7 @@ def train(mode):
         phase = Phase("train", items=items) if mode == "async" else Phase("train", assignment=[items[:12], items[12:]])
         done = sum(result.data["done"] for result in coordinator.run_phase(phase))
         dense = coordinator.run_phase(Phase("read", {"keys": [0]}))[0].data["dense"]
-        coordinator.stop()
+        coordinator.finish()
         group.wait()
         return done, dense
 
@@ -81,7 +81,13 @@ def executor_killed():
     "Asynchronous: the executor of one worker dies in the middle; Spark starts the task again and the job goes on."
     with start(1, 2, "async", rejoin_timeout=90) as coordinator:
         group = launch(coordinator)
-        pids = {result.rank: result.data["pid"] for result in coordinator.run_phase(Phase("train", items=[]))}
+
+        def processes():
+            "Assigned work waits for every worker, where leased items end without one that comes late."
+            results = coordinator.run_phase(Phase("train", assignment=[[], []]))
+            return {result.rank: result.data["pid"] for result in results}
+
+        pids = processes()
         killed = []
 
         def on_progress(reports):
@@ -92,10 +98,10 @@ def executor_killed():
         results = coordinator.run_phase(Phase("train", items=[{"key": n % 7} for n in range(600)]), on_progress)
         node_gone = gone(pids[2])
         dense = coordinator.run_phase(Phase("read", {"keys": [0]}))[0].data["dense"]
-        coordinator.stop()
+        replaced = processes()[2] != pids[2]
+        coordinator.finish()
         group.wait(90)
         done = sum(result.data["done"] for result in results)
-        replaced = results[1].data["pid"] != pids[2]
         return {"done": done, "dense": dense[0], "gone": node_gone, "replaced": replaced}
 
 def task_killed():
