@@ -147,3 +147,13 @@ def test_errors_name_the_culprit(arguments: dict, message: str) -> None:
 def test_float_ids_are_refused() -> None:
     with pytest.raises(TypeError, match="MultiHashEmbedding 'item' takes integer ids"):
         MultiHashEmbedding(DIMS, name="item")(tf.constant([1.5]))
+
+
+def test_padded_places_are_zero_and_masked() -> None:
+    layer = MultiHashEmbedding(DIMS, padding_value=-1, name="item")
+    ids = np.array([[3, -1], [-1, -1]])
+    output = layer(ids).numpy()
+    assert output[0, 0].any()
+    assert not output[0, 1].any()
+    assert not output[1].any()
+    np.testing.assert_array_equal(layer.compute_mask(tf.constant(ids)), ids != -1)

@@ -12,14 +12,15 @@ import tensorflow as tf
 from deeprec_spark.embedding.multi_hash import check_dims
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.options import EmbeddingVariableOption
-from deeprec_spark.layers.bags import COMBINERS, Bags
-from deeprec_spark.layers.sparse_embedding import SparseEmbedding, check_ids
+from deeprec_spark.layers.bags import Bags
+from deeprec_spark.layers.id_layer import IdLayer, check_ids
+from deeprec_spark.layers.sparse_embedding import SparseEmbedding
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="deeprec_spark")
-class MultiHashEmbedding(keras.layers.Layer):
+class MultiHashEmbedding(IdLayer):
     """`k` tables of `n_1, …, n_k` rows serve `n_1 · … · n_k` ids, each with a combination of rows of its own.
 
     The layer of `embedding.MultiHashVariable`: an id is written as digits of a mixed radix, digit i picks the row of
@@ -35,7 +36,7 @@ class MultiHashEmbedding(keras.layers.Layer):
         combiner: None, or `"sum"`, `"mean"`, `"sqrtn"` over the last axis of the ids, after the rows are composed.
         table: name before the tables' numbers; default: the layer's name, which must then be given.
         ev_option, optimizer: of each table; see SparseEmbedding.
-        padding_value: ids equal to it contribute nothing.
+        padding_value: ids equal to it contribute nothing; with `combiner=None` they are zeros and masked.
 
     Call arguments:
         ids, weights: as SparseEmbedding's. Ids outside of `[0, n_1 · … · n_k)`, such as hashed ones, are taken
@@ -65,20 +66,17 @@ class MultiHashEmbedding(keras.layers.Layer):
                 "A MultiHashEmbedding needs a table or a name, since its tables are found by it in checkpoints. "
                 "Received: table=None, name=None"
             )
-        super().__init__(**kwargs)
-        self.dims = [(int(rows), int(dim)) for rows, dim in dims]
-        check_dims(self.dims, complementary_strategy, operation)
-        if self.capacity > 2**63 - 1:
+        pairs = [(int(rows), int(dim)) for rows, dim in dims]
+        check_dims(pairs, complementary_strategy, operation)
+        if math.prod(rows for rows, _ in pairs) > 2**63 - 1:
             raise ValueError(
-                f"The product of the tables' rows must fit into an int64. Received: dims={self.dims}"
+                f"The product of the tables' rows must fit into an int64. Received: dims={pairs}"
             )
-        if combiner is not None and combiner not in COMBINERS:
-            raise ValueError(f"combiner must be None or one of {COMBINERS}. Received: combiner={combiner!r}")
+        embedding_dim = sum(dim for _, dim in pairs) if operation == "concat" else pairs[0][1]
+        super().__init__(embedding_dim, combiner, padding_value, **kwargs)
+        self.dims = pairs
         self.complementary_strategy = complementary_strategy
         self.operation = operation
-        self.combiner = combiner
-        self.padding_value = padding_value
-        self.embedding_dim = sum(dim for _, dim in self.dims) if operation == "concat" else self.dims[0][1]
         self._table = table
         self.digits = [
             SparseEmbedding(
@@ -90,7 +88,6 @@ class MultiHashEmbedding(keras.layers.Layer):
             )
             for index, (_, dim) in enumerate(self.dims)
         ]
-        self.supports_jit = False
 
     def call(self, ids: Tensor, weights: Tensor | None = None) -> Tensor:
         """Look up, compose and combine; see the class."""
@@ -111,22 +108,6 @@ class MultiHashEmbedding(keras.layers.Layer):
     def capacity(self) -> int:
         """Number of ids that have a combination of their own."""
         return math.prod(rows for rows, _ in self.dims)
-
-    def compute_output_shape(
-        self, ids_shape: tuple[int | None, ...], weights_shape: tuple[int | None, ...] | None = None
-    ) -> tuple[int | None, ...]:
-        """`[B, …, dim]`, without the last axis of the ids where there is a combiner."""
-        outer = tuple(ids_shape)
-        if self.combiner is not None and len(outer) > 1:
-            outer = outer[:-1]
-        return (*outer, self.embedding_dim)
-
-    def compute_output_spec(self, ids: Any, weights: Any = None) -> keras.KerasTensor:
-        """The symbolic output; ragged where the ids are ragged and not combined."""
-        ragged = bool(getattr(ids, "ragged", False)) and self.combiner is None
-        return keras.KerasTensor(
-            self.compute_output_shape(ids.shape), dtype=self.compute_dtype, ragged=ragged
-        )
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of `__init__`, as JSON values."""

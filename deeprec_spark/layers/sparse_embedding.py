@@ -14,14 +14,15 @@ from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.options import EmbeddingVariableOption
 from deeprec_spark.embedding.store import EmbeddingStore, TableSpec
 from deeprec_spark.layers import context, direct
-from deeprec_spark.layers.bags import COMBINERS, Bags
+from deeprec_spark.layers.bags import Bags
+from deeprec_spark.layers.id_layer import IdLayer, check_ids
 
 Tensor = Any
 _AUTOMATIC_NAME = re.compile(r"sparse_embedding(_\d+)?")
 
 
 @keras.saving.register_keras_serializable(package="deeprec_spark")
-class SparseEmbedding(keras.layers.Layer):
+class SparseEmbedding(IdLayer):
     """Looks int64 ids up in a table that grows with the ids it meets; there is no `input_dim`.
 
     The table lives outside of TensorFlow: `Estimator` and `training.Trainer` train it in their embedding store;
@@ -63,13 +64,11 @@ class SparseEmbedding(keras.layers.Layer):
         optimizer: Optimizer | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(embedding_dim, combiner, padding_value, **kwargs)
         if isinstance(embedding_dim, bool) or not isinstance(embedding_dim, int) or embedding_dim < 1:
             raise ValueError(
                 f"embedding_dim must be a positive int. Received: embedding_dim={embedding_dim!r}"
             )
-        if combiner is not None and combiner not in COMBINERS:
-            raise ValueError(f"combiner must be None or one of {COMBINERS}. Received: combiner={combiner!r}")
         if isinstance(ev_option, Mapping):
             ev_option = EmbeddingVariableOption.from_dict(ev_option)
         if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
@@ -83,14 +82,9 @@ class SparseEmbedding(keras.layers.Layer):
                 "optimizer must be one of deeprec_spark.embedding.optimizers (the table is updated outside of "
                 f"Keras). Received: optimizer={optimizer!r}"
             )
-        self.embedding_dim = embedding_dim
-        self.combiner = combiner
         self.ev_option = ev_option or EmbeddingVariableOption()
-        self.padding_value = padding_value
         self.seed = seed
         self.optimizer = optimizer
-        self.supports_masking = True
-        self.supports_jit = False
         self._table = table
         self._direct = direct.DirectSource()
 
@@ -140,30 +134,6 @@ class SparseEmbedding(keras.layers.Layer):
         result = bags.restore(rows) if self.combiner is None else bags.combine(rows, self.combiner)
         return tf.cast(result, self.compute_dtype)
 
-    def compute_mask(self, ids: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
-        """Which places hold an id: bool like the ids, for padded ids without a combiner; otherwise None."""
-        if self.combiner is not None or self.padding_value is None or isinstance(ids, tf.RaggedTensor):
-            return None
-        if len(ids.shape) < 2:
-            return None
-        return keras.ops.not_equal(ids, self.padding_value)
-
-    def compute_output_shape(
-        self, ids_shape: tuple[int | None, ...], weights_shape: tuple[int | None, ...] | None = None
-    ) -> tuple[int | None, ...]:
-        """`[B, …, dim]`, without the last axis of the ids where there is a combiner."""
-        outer = tuple(ids_shape)
-        if self.combiner is not None and len(outer) > 1:
-            outer = outer[:-1]
-        return (*outer, self.embedding_dim)
-
-    def compute_output_spec(self, ids: Any, weights: Any = None) -> keras.KerasTensor:
-        """The symbolic output; ragged where the ids are ragged and not combined."""
-        ragged = bool(getattr(ids, "ragged", False)) and self.combiner is None
-        return keras.KerasTensor(
-            self.compute_output_shape(ids.shape), dtype=self.compute_dtype, ragged=ragged
-        )
-
     def get_config(self) -> dict[str, Any]:
         """The arguments of `__init__`, as JSON values."""
         return {
@@ -176,33 +146,3 @@ class SparseEmbedding(keras.layers.Layer):
             "seed": self.seed,
             "optimizer": None if self.optimizer is None else self.optimizer.to_dict(),
         }
-
-
-def check_ids(ids: Tensor, weights: Tensor | None, *, where: str) -> None:
-    """A TypeError or ValueError that names the layer unless these can be looked up."""
-    if ids.dtype == tf.string:
-        raise TypeError(
-            f"{where} takes integer ids: hash strings first (FeatureSpec raw_type='string', or "
-            "tf.bitcast(tf.fingerprint(x), tf.int64)). Received: ids of dtype string"
-        )
-    if not ids.dtype.is_integer:
-        raise TypeError(
-            f"{where} takes integer ids: a float cannot hold every int64. Declare the input as keras.Input(shape, "
-            "dtype='int64'), in a Sequential model as its first element. "
-            f"Received: ids of dtype {ids.dtype.name}"
-        )
-    if isinstance(ids, tf.RaggedTensor) and (ids.ragged_rank != 1 or ids.flat_values.shape.rank != 1):
-        raise ValueError(f"{where} takes ragged ids [B, (L)]. Received: ragged ids of shape {ids.shape}")
-    if not isinstance(ids, tf.RaggedTensor) and ids.shape.rank in (None, 0):
-        raise ValueError(f"{where} takes ids [B] or [B, …, L]. Received: ids of shape {ids.shape}")
-    if weights is None:
-        return
-    if isinstance(weights, tf.RaggedTensor) != isinstance(ids, tf.RaggedTensor):
-        raise ValueError(
-            f"{where}: ids and weights must both be ragged or both be dense. "
-            f"Received: ids {type(ids).__name__}, weights {type(weights).__name__}"
-        )
-    if not ids.shape.is_compatible_with(weights.shape):
-        raise ValueError(
-            f"{where}: weights must have the shape of ids. Received: ids {ids.shape}, weights {weights.shape}"
-        )

@@ -193,7 +193,8 @@ def main() -> None:
     )
     logging.getLogger("deeprec_spark").setLevel(logging.INFO)
     heartbeats = {"heartbeat_interval": 0.5, "heartbeat_timeout": 8.0, "failure_grace": 1.0}
-    cluster.CoordinatorOptions = partial(CoordinatorOptions, **heartbeats)  # type: ignore[misc,assignment]
+    # No option for users reaches them, so the name is bound to a function that fills them in.
+    cluster.CoordinatorOptions = partial(CoordinatorOptions, **heartbeats)  # type: ignore[misc,assignment]  # a class
     builder = SparkSession.builder.appName("faults")
     for key, value in settings.items():
         builder = builder.config(key, value)
