@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,22 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     field_serializer,
     model_validator,
 )
 
-from deeprec_spark.config_sections import Section, TlsSection
+from deeprec_spark.config_optimizers import (
+    OptimizerSection,
+    optimizer_problems,
+    sparse_optimizer_problems,
+    sparse_optimizers,
+)
+from deeprec_spark.config_sections import Section, TlsSection, unknown_key
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.redaction import MASK, is_secret, redact_settings, redacted
 
 if TYPE_CHECKING:
-    import keras
-
     from deeprec_spark.recovery import RestartOptions
     from deeprec_spark.saving import CheckpointOptions
 
@@ -82,50 +83,6 @@ class ModelSection(Section):
     options: dict[str, Any] = Field(
         default_factory=dict, description="The model's options, such as embedding_dim."
     )
-
-
-class OptimizerSection(Section):
-    """An optimizer by name; further keys are its own arguments (`beta_1: 0.9`)."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str = Field(description="In any case: adam, Adagrad, sgd …")
-    learning_rate: float | None = Field(None, gt=0.0, description="Default: the optimizer's own.")
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The keyword arguments that the YAML gives."""
-        given = dict(self.model_extra or {})
-        if self.learning_rate is not None:
-            given["learning_rate"] = self.learning_rate
-        return given
-
-
-def make_keras_optimizer(name: str, arguments: Mapping[str, Any]) -> keras.optimizers.Optimizer:
-    """Keras's optimizer of this name, in any case; a ValueError names the known ones, or the wrong argument."""
-    known = _keras_optimizers()
-    if name.lower() not in known:
-        raise ValueError(f"Unknown optimizer; known are {', '.join(sorted(known))}. Received: name={name!r}")
-    try:
-        return known[name.lower()](**arguments)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"Optimizer {name!r}: {error}. Received: {dict(arguments)!r}") from error
-
-
-def _keras_optimizers() -> dict[str, type[keras.optimizers.Optimizer]]:
-    """Keras's optimizers by their names in lower case."""
-    import keras  # here, not above: it takes seconds that `--help` need not wait
-
-    return {
-        key.lower(): kind
-        for key, kind in vars(keras.optimizers).items()
-        if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer) and key != "Optimizer"
-    }
-
-
-def _sparse_optimizers() -> dict[str, type[Optimizer]]:
-    """The engine's optimizers by their names in lower case."""
-    return {kind.__name__.lower(): kind for kind in Optimizer.__subclasses__()}
 
 
 class EarlyStoppingSection(Section):
@@ -237,7 +194,7 @@ class TrainingSection(Section):
 
     def make_sparse_optimizer(self) -> Optimizer:
         """The optimizer of the embedding rows, as the engine takes it."""
-        known = _sparse_optimizers()
+        known = sparse_optimizers()
         kind = known.get(self.sparse_optimizer.name.lower())
         if kind is None:
             raise ValueError(
@@ -368,11 +325,11 @@ def parse_config(
     except ValidationError as error:
         # Not chained: its own text quotes every value.
         raise _config_error(source, [_explain(problem) for problem in error.errors()]) from None
-    problems = _sparse_optimizer_problems(config.training.sparse_optimizer)
+    problems = sparse_optimizer_problems(config.training.sparse_optimizer)
     if not problems:
         # Last: it brings Keras, which takes seconds that an answer to any other mistake need not wait.
         import_tensorflow()
-        problems = [*_model_problems(config.model), *_optimizer_problems(config.training.optimizer)]
+        problems = [*_model_problems(config.model), *optimizer_problems(config.training.optimizer)]
     if problems:
         raise _config_error(source, problems)
     return config
@@ -402,53 +359,6 @@ def _model_problems(section: ModelSection) -> list[str]:
     return []
 
 
-def _sparse_optimizer_problems(section: OptimizerSection) -> list[str]:
-    """What is wrong with the optimizer of the embedding rows."""
-    path, known = "training.sparse_optimizer", _sparse_optimizers()
-    kind = known.get(section.name.lower())
-    if kind is None:
-        return [_unknown_optimizer(path, section, known)]
-    wrong = _unknown_arguments(path, section, [field.name for field in dataclasses.fields(kind)])
-    if wrong:
-        return wrong
-    try:
-        kind(**section.arguments)
-    except (TypeError, ValueError) as error:
-        return [f"{path}: {error}"]
-    return []
-
-
-def _optimizer_problems(section: OptimizerSection) -> list[str]:
-    """What is wrong with the optimizer of the dense parameters."""
-    path, known = "training.optimizer", _keras_optimizers()
-    kind = known.get(section.name.lower())
-    if kind is None:
-        return [_unknown_optimizer(path, section, known)]
-    parameters = inspect.signature(kind).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    wrong = _unknown_arguments(path, section, names)
-    if wrong:
-        return wrong
-    try:
-        make_keras_optimizer(section.name, section.arguments)
-    except ValueError as error:
-        return [f"{path}: {error}"]
-    return []
-
-
-def _unknown_optimizer(path: str, section: OptimizerSection, known: Mapping[str, object]) -> str:
-    names = ", ".join(sorted(known))
-    return f"{path}.name: unknown optimizer; known are {names}. Received: {section.name!r}"
-
-
-def _unknown_arguments(path: str, section: OptimizerSection, known: Sequence[str]) -> list[str]:
-    return [
-        _unknown_key(f"{path}.{key}", key, value, ["name", *(name for name in known if name != "name")])
-        for key, value in section.arguments.items()
-        if key not in known
-    ]
-
-
 def _deep_copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _deep_copy(item) for key, item in value.items()}
@@ -474,12 +384,6 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise ConfigError(text) from None
 
 
-def _unknown_key(path: str, key: str, value: object, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{path}: unknown key; {hint}Known: {', '.join(known)}. Received: {value!r}"
-
-
 def _explain(problem: Any, known: Sequence[str] | None = None) -> str:
     """One line for one wrong key: its path, what is wrong, and the nearest right key (of `known`, or the section's)."""
     location = [str(part) for part in problem["loc"]]
@@ -489,7 +393,7 @@ def _explain(problem: Any, known: Sequence[str] | None = None) -> str:
     kind = problem["type"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         names = _known_keys(location[:-1]) if known is None else known
-        return _unknown_key(path, location[-1], problem["input"], names)
+        return unknown_key(path, location[-1], problem["input"], names)
     if kind == "missing":
         return f"{path}: is needed and missing"
     message = str(problem["msg"]).removeprefix("Value error, ")

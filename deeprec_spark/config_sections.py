@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_serializer
@@ -37,3 +39,10 @@ class TlsSection(Section):
         from deeprec_spark.runtime.transport import TlsOptions  # here: `--help` need not load Arrow Flight
 
         return TlsOptions(**self.model_dump())
+
+
+def unknown_key(path: str, key: str, value: object, known: Sequence[str]) -> str:
+    """One line that names a key which there is not, and the nearest of the known ones."""
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{path}: unknown key; {hint}Known: {', '.join(known)}. Received: {value!r}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.data import ParquetDataset
-from deeprec_spark.runtime.phases import Phase
+from deeprec_spark.runtime.phases import Phase, Progress
 from deeprec_spark.runtime.work_queue import WorkQueue
 
 MAX_LEASE_ROWS = 65_536
@@ -117,3 +117,19 @@ class EpochPlan:
         batch = self.worker_batch_size
         rows = min(max(share, batch), MAX_LEASE_ROWS)
         return dataset.chunked(max(rows // batch, 1) * batch)
+
+
+def summarize(reports: Sequence[Progress]) -> tuple[int, int, dict[str, float]]:
+    """Samples, steps and sample-weighted metrics of the workers' latest reports, for display.
+
+    The exact metrics of an epoch are made of the workers' metric states, not of these.
+    """
+    samples = sum(report.data["samples"] for report in reports)
+    steps = sum(report.data["steps"] for report in reports)
+    names = {name for report in reports for name in report.data["logs"]}
+    logs = {
+        name: sum(report.data["samples"] * report.data["logs"].get(name, 0.0) for report in reports)
+        / max(samples, 1)
+        for name in sorted(names)
+    }
+    return samples, steps, logs

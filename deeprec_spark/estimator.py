@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from deeprec_spark import checkpoint, inference, orca
 from deeprec_spark.checkpoint.manifest import ModelRecord
-from deeprec_spark.cluster import ClusterOptions, TrainingCluster
-from deeprec_spark.data.filesystem import is_local, join, redacted, resolve
+from deeprec_spark.cluster import TrainingCluster
+from deeprec_spark.embedding.filesystem import is_local, join, redacted, resolve
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import PullRequest
 from deeprec_spark.embedding.warm_start import WarmStart
+from deeprec_spark.estimator_options import EstimatorOptions
 from deeprec_spark.export.saved_model import export_saved_model
 from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.spec import FeatureSpec
@@ -39,49 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ModelCreator = Callable[[dict[str, Any]], "keras.Model"]
-
-
-@dataclass(frozen=True)
-class EstimatorOptions:
-    """What an Estimator is made of, beside the model creator and its config.
-
-    Args:
-        num_ps: parameter servers; 0 keeps the tables inside the one worker.
-        num_workers: workers; None is `workers_per_node` for each executor that is left to workers.
-        workers_per_node: Orca's number of workers for each executor.
-        mode: "async" applies each worker's updates at once; "sync" sums a global batch, and repeats bit for bit.
-        sparse_optimizer: updates the embedding rows; None takes the kind and settings of the compiled optimizer.
-        model_dir: for checkpoints and staged data: a path that driver and executors have mounted alike, or a URI that
-            pyarrow or fsspec opens (s3, hdfs, gs, abfs); None is a temporary folder.
-        feature_spec: how columns are prepared; None reads it beside the data or infers it from the schema.
-        seed: initial weights, table rows, shuffling.
-        warm_start: what the model takes over from another checkpoint while model_dir has none.
-        tls: certificates for the calls between driver and nodes; None leaves them unencrypted.
-        max_message_mb: larger messages between them are refused; at most 2047.
-        checkpoints: when `fit` saves, beside its end.
-        restarts: how often `fit` starts its nodes again after a failure.
-    """
-
-    num_ps: int = 0
-    num_workers: int | None = None
-    workers_per_node: int = 1
-    mode: Mode = "async"
-    sparse_optimizer: Optimizer | None = None
-    model_dir: str | None = None
-    feature_spec: FeatureSpec | None = None
-    seed: int = 0
-    warm_start: WarmStart | None = None
-    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
-    restarts: RestartOptions = field(default_factory=RestartOptions)
-    log_to_driver: bool = True
-    tls: TlsOptions | None = None
-    max_message_mb: int = 1024
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_message_mb <= 2047:
-            raise ValueError(
-                f"max_message_mb must be within [1, 2047]. Received: max_message_mb={self.max_message_mb}"
-            )
 
 
 class Estimator:
@@ -166,13 +124,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         )
         self.statistics: FitStatistics | None = None
         self._spark = spark
-        self._cluster_options = ClusterOptions(
-            num_ps=options.num_ps,
-            num_workers=_num_workers(options, spark),
-            mode=options.mode,
-            tls=options.tls,
-            max_message_bytes=options.max_message_mb << 20,
-        )
+        self._cluster_options = options.cluster(spark)
         self._checkpoint: str | None = None
 
     def fit(
@@ -497,13 +449,3 @@ def _absolute(model_dir: str) -> str:
     """A model_dir that means the same on every host: a plain absolute path, or a URI that can be opened."""
     path: str = resolve(model_dir)[1]
     return path if is_local(model_dir) else join(model_dir)
-
-
-def _num_workers(options: EstimatorOptions, spark: SparkSession) -> int:
-    """Orca's rule, less the servers: `workers_per_node` for each executor that no server takes."""
-    if options.num_workers is not None:
-        return options.num_workers
-    if options.num_ps == 0:
-        return 1
-    executors = int(spark.conf.get("spark.executor.instances", "1") or 1)
-    return max(1, executors - options.num_ps) * options.workers_per_node

@@ -11,10 +11,10 @@ from deeprec_spark import checkpoint
 from deeprec_spark.checkpoint.directory import model_dir_of
 from deeprec_spark.cluster import ClusterOptions, TrainingCluster
 from deeprec_spark.data.arrays import unpack_arrays
-from deeprec_spark.data.filesystem import delete_directory, join, redacted, resolve
+from deeprec_spark.embedding.filesystem import delete_directory, join, redacted, resolve
 from deeprec_spark.embedding.store import CheckpointFile
 from deeprec_spark.embedding.warm_start import WarmStart
-from deeprec_spark.epochs import EpochPlan
+from deeprec_spark.epochs import EpochPlan, summarize
 from deeprec_spark.fit_options import FitOptions, FitStatistics
 from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays, worker_arrays
 from deeprec_spark.progress import ProgressDisplay
@@ -489,20 +489,4 @@ def _worker_arrays(result: PhaseResult) -> WorkerArrays:
     return WorkerArrays(arrays[:count], arrays[count:])
 
 
-def summarize(reports: Sequence[Progress]) -> tuple[int, int, dict[str, float]]:
-    """Samples, steps and sample-weighted metrics of the workers' latest reports, for display.
-
-    The exact metrics of an epoch are made of the workers' metric states, not of these.
-    """
-    samples = sum(report.data["samples"] for report in reports)
-    steps = sum(report.data["steps"] for report in reports)
-    names = {name for report in reports for name in report.data["logs"]}
-    logs = {
-        name: sum(report.data["samples"] * report.data["logs"].get(name, 0.0) for report in reports)
-        / max(samples, 1)
-        for name in sorted(names)
-    }
-    return samples, steps, logs
-
-
-__all__ = ["FitLoop", "FitOptions", "FitStatistics", "summarize"]
+__all__ = ["FitLoop", "FitOptions", "FitStatistics"]

@@ -18,7 +18,7 @@ from pyarrow import fs
 from deeprec_spark import orca
 from deeprec_spark.data import ParquetDataset
 from deeprec_spark.data.creator import WEIGHT_COLUMN, DataCreator, write_shard
-from deeprec_spark.data.filesystem import delete_directory, is_local, join, redacted, resolve
+from deeprec_spark.embedding.filesystem import delete_directory, is_local, join, redacted, resolve
 from deeprec_spark.features.infer import infer_spec, prepare_dataframe
 from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.prepare import is_prepared, quoted

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deeprec_spark.config import JobConfig, make_keras_optimizer
+from deeprec_spark.config import JobConfig
+from deeprec_spark.config_optimizers import make_keras_optimizer
 from deeprec_spark.features.spec import FeatureSpec
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.embedding.filesystem import resolve
 from deeprec_spark.features.labels import LabelKind, LabelKinds, check_labels
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from deeprec_spark.data.filesystem import redacted, resolve, split_query
+from deeprec_spark.embedding.filesystem import redacted, resolve, split_query
 
 # Footers are read in parallel: on an object store each costs a round trip.
 _FOOTER_THREADS = 16

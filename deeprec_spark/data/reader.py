@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.data.columns import decode, required_columns
 from deeprec_spark.data.dataset import RowRange
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.embedding.filesystem import resolve
 from deeprec_spark.features.spec import FeatureSpec
 
 

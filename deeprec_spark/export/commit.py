@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from deeprec_spark.data.filesystem import redacted, resolve
+from deeprec_spark.embedding.filesystem import redacted, resolve
 
 _COMMIT_FILE = "saved_model.pb"
 

@@ -8,7 +8,7 @@ from pyarrow import fs
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
 
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.embedding.filesystem import resolve
 from deeprec_spark.features.prepare import DataError, PrepareReport
 from deeprec_spark.features.spec import FeatureSpec
 

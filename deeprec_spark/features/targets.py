@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's doc
 from pyspark.sql.types import IntegralType
 from typing_extensions import Self
 
-from deeprec_spark.data.filesystem import resolve
+from deeprec_spark.embedding.filesystem import resolve
 from deeprec_spark.features.arrow import DataError
 from deeprec_spark.features.base_table import Names, Table, as_list, scratch_name
 from deeprec_spark.features.friesian import friesian_class

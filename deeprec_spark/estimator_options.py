@@ -1,0 +1,79 @@
+"""Options of an Estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deeprec_spark.cluster import ClusterOptions
+from deeprec_spark.embedding.optimizers import Optimizer
+from deeprec_spark.embedding.warm_start import WarmStart
+from deeprec_spark.features.spec import FeatureSpec
+from deeprec_spark.recovery import RestartOptions
+from deeprec_spark.runtime.options import Mode
+from deeprec_spark.runtime.transport import TlsOptions
+from deeprec_spark.saving import CheckpointOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class EstimatorOptions:
+    """What an Estimator is made of, beside the model creator and its config.
+
+    Args:
+        num_ps: parameter servers; 0 keeps the tables inside the one worker.
+        num_workers: workers; None is `workers_per_node` for each executor that is left to workers.
+        workers_per_node: Orca's number of workers for each executor.
+        mode: "async" applies each worker's updates at once; "sync" sums a global batch, and repeats bit for bit.
+        sparse_optimizer: updates the embedding rows; None takes the kind and settings of the compiled optimizer.
+        model_dir: for checkpoints and staged data: a path that driver and executors have mounted alike, or a URI that
+            pyarrow or fsspec opens (s3, hdfs, gs, abfs); None is a temporary folder.
+        feature_spec: how columns are prepared; None reads it beside the data or infers it from the schema.
+        seed: initial weights, table rows, shuffling.
+        warm_start: what the model takes over from another checkpoint while model_dir has none.
+        tls: certificates for the calls between driver and nodes; None leaves them unencrypted.
+        max_message_mb: larger messages between them are refused; at most 2047.
+        checkpoints: when `fit` saves, beside its end.
+        restarts: how often `fit` starts its nodes again after a failure.
+    """
+
+    num_ps: int = 0
+    num_workers: int | None = None
+    workers_per_node: int = 1
+    mode: Mode = "async"
+    sparse_optimizer: Optimizer | None = None
+    model_dir: str | None = None
+    feature_spec: FeatureSpec | None = None
+    seed: int = 0
+    warm_start: WarmStart | None = None
+    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
+    restarts: RestartOptions = field(default_factory=RestartOptions)
+    log_to_driver: bool = True
+    tls: TlsOptions | None = None
+    max_message_mb: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_message_mb <= 2047:
+            raise ValueError(
+                f"max_message_mb must be within [1, 2047]. Received: max_message_mb={self.max_message_mb}"
+            )
+
+    def cluster(self, spark: SparkSession) -> ClusterOptions:
+        """The nodes: where the number of workers is left open, Orca's rule decides it, less the servers."""
+        return ClusterOptions(
+            num_ps=self.num_ps,
+            num_workers=self._num_workers(spark),
+            mode=self.mode,
+            tls=self.tls,
+            max_message_bytes=self.max_message_mb << 20,
+        )
+
+    def _num_workers(self, spark: SparkSession) -> int:
+        if self.num_workers is not None:
+            return self.num_workers
+        if self.num_ps == 0:
+            return 1
+        executors = int(spark.conf.get("spark.executor.instances", "1") or 1)
+        return max(1, executors - self.num_ps) * self.workers_per_node
