@@ -23,6 +23,9 @@ from deeprec_spark.embedding.snapshot import TableSnapshot
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
+MAX_EMBEDDING_DIM = 1 << 16
+"""Far above any use; a request of a few wider rows could take the memory of a whole server."""
+
 NEVER_UPDATED = -1
 """Version of a row that no gradient has reached."""
 
@@ -41,7 +44,7 @@ class EmbeddingVariable:
 
     Args:
         name: for errors and files.
-        embedding_dim: elements of a row.
+        embedding_dim: elements of a row, 1 to `MAX_EMBEDDING_DIM`.
         option: admission, eviction, storage, start values.
         optimizer: updates the rows; None is `SGD()`.
         seed: start values are a pure function of (seed, key).
@@ -74,9 +77,9 @@ class EmbeddingVariable:
             f"optimizer of table {name!r} must be one of embedding.optimizers, such as Adagrad(0.05).",
             optimizer=optimizer,
         )
-        if not isinstance(embedding_dim, (int, np.integer)) or embedding_dim < 1:
+        if not isinstance(embedding_dim, (int, np.integer)) or not 1 <= embedding_dim <= MAX_EMBEDDING_DIM:
             raise ValueError(
-                f"embedding_dim of table {name!r} must be an integer of at least 1. "
+                f"embedding_dim of table {name!r} must be an integer from 1 to {MAX_EMBEDDING_DIM}. "
                 f"Received: embedding_dim={embedding_dim!r}"
             )
         self.name = name

@@ -128,6 +128,7 @@ def test_results_are_aligned_and_new() -> None:
         (lambda t: t.apply_gradients([1], np.zeros((1, 4)), step=0), ValueError, "step=0"),
         (lambda t: t.upsert([1, 2], np.zeros((1, 4))), ValueError, r"shape=\(1, 4\)"),
         (lambda t: EmbeddingVariable("t", 0), ValueError, "embedding_dim=0"),
+        (lambda t: EmbeddingVariable("t", 2**31), ValueError, f"1 to 65536.*embedding_dim={2**31}"),
     ],
 )
 def test_errors_name_what_was_received(call: object, error: type[Exception], message: str) -> None:
