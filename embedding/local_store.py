@@ -35,6 +35,7 @@ from deeprec_spark.embedding.table_chain import TableChain, read_vector
 from deeprec_spark.embedding.variable import EmbeddingVariable, lookup_tables, seconds
 from deeprec_spark.embedding.warm_start import WarmStart
 
+Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
 
@@ -158,16 +159,8 @@ class LocalStore:
 
     def push(self, request: PushRequest) -> int:
         """Apply the gradients of one step in one engine call; repeated keys of a table are summed first."""
-        tables, keys, gradients = [], [], []
-        for name, part in request.gradients.items():
-            table = self.table(name)
-            wanted = as_keys(part.keys)
-            tables.append(table.core)
-            keys.append(wanted)
-            gradients.append(table.check_rows(part.gradient, len(wanted), "gradient"))
-        self._check_dense(request)
+        tables, keys, gradients = self._checked(request)
         rate = step_rate(request.sparse_learning_rate, "sparse_learning_rate")
-        step_rate(request.dense_learning_rate, "dense_learning_rate")
         with self._lock:
             self._step += 1
             step = self._step
@@ -181,6 +174,24 @@ class LocalStore:
         if request.state_delta is not None:
             self._add_state(request.state_delta)
         return step
+
+    def check(self, request: PullRequest | PushRequest) -> None:
+        """Raise what `pull` or `push` would raise for a request that does not fit the tables; changes nothing.
+
+        Whoever merges requests of several ranks can so refuse a bad one before it spoils the others.
+        """
+        if isinstance(request, PushRequest):
+            self._checked(request)
+            return
+        for name, part in request.keys.items():
+            keys, counts = as_keys(part.keys), as_keys(part.counts, "counts")
+            if len(counts) != len(keys) or (len(counts) and int(counts.min()) < 0):
+                raise ValueError(
+                    f"Table {self.table(name).name!r} needs a count of at least 0 for each key. "
+                    f"Received: {len(counts)} counts, {len(keys)} keys"
+                )
+        if request.dense:
+            self._require_dense()
 
     def evict(self) -> Mapping[str, int]:
         """Run each table's eviction policy at the present step; returns the rows evicted by table."""
@@ -333,8 +344,24 @@ class LocalStore:
             raise ValueError("The store has no dense parameters; call init_dense first. Received: dense=None")
         return self._dense, self._state
 
+    def _checked(
+        self, request: PushRequest
+    ) -> tuple[list[_core.Table], list[Int64Array], list[Float32Array]]:
+        """Tables, keys and gradients of a push that fits; it takes effect whole or not at all."""
+        tables, keys, gradients = [], [], []
+        for name, part in request.gradients.items():
+            table = self.table(name)
+            wanted = as_keys(part.keys)
+            tables.append(table.core)
+            keys.append(wanted)
+            gradients.append(table.check_rows(part.gradient, len(wanted), "gradient"))
+        self._check_dense(request)
+        step_rate(request.sparse_learning_rate, "sparse_learning_rate")
+        step_rate(request.dense_learning_rate, "dense_learning_rate")
+        return tables, keys, gradients
+
     def _check_dense(self, request: PushRequest) -> None:
-        """See that the dense part fits before anything is applied: a push takes effect whole or not at all."""
+        """See that the dense part fits before anything is applied."""
         gradient, delta = request.dense_gradient, request.state_delta
         if gradient is None and delta is None:
             return

@@ -13,7 +13,8 @@ from deeprec_spark.runtime import remote_store
 from deeprec_spark.runtime.errors import ConnectionLostError, StaleNodeError
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions, merge_statistics
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
-from deeprec_spark.runtime.transport import MessageServer
+from deeprec_spark.runtime.store_messages import Sender, encode_pull, encode_push
+from deeprec_spark.runtime.transport import Connection, MessageServer
 
 TOKEN = "token"
 EXTREMES = [-(2**63), 2**63 - 1, 0, -1, -2, 1]
@@ -364,3 +365,42 @@ def test_evaluation_pulls_do_not_wait_for_other_ranks(start_cluster):
 def test_no_servers():
     with pytest.raises(ValueError, match=r"Received: addresses=\[\]"):
         RemoteStore([], RemoteStoreOptions(token=TOKEN))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("table", "nowhere"),
+        ("width", "width"),
+        ("dense", "as long as the dense vector"),
+        ("counts", "count of at least 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_to_its_sender_and_the_round_goes_on(start_cluster, kind, message):
+    cluster = start_cluster(1, 2, "sync", sync_timeout=20.0)
+    first, second = (prepared(cluster.store(worker)) for worker in range(2))
+    keys, dim = np.array([1], np.int64), SPECS[0].embedding_dim
+    bad = {
+        "table": PushRequest({"nowhere": SparseGradient(keys, np.ones((1, dim), np.float32))}, None, None, 1),
+        "width": PushRequest(
+            {SPECS[0].name: SparseGradient(keys, np.ones((1, dim + 1), np.float32))}, None, None, 1
+        ),
+        "dense": PushRequest({}, np.ones(3, np.float32), None, 1),
+        "counts": PullRequest({SPECS[0].name: UniqueKeys(keys, np.array([-1], np.int64))}),
+    }[kind]
+    sender = Sender(rank=1, incarnation=1, sequence=1)
+    connection = Connection(cluster.servers[0].address, token=TOKEN)
+    with ThreadPoolExecutor(1) as pool:
+        pulls = kind == "counts"
+        waiting = pool.submit(
+            second.pull if pulls else second.push,
+            PullRequest({}) if pulls else PushRequest({}, None, None, 1),
+        )
+        encoded = encode_pull(sender, bad) if pulls else encode_push(sender, bad)
+        with pytest.raises((ValueError, KeyError), match=message):
+            connection.call("pull" if pulls else "push", encoded)
+        assert not waiting.done()
+        answer = first.pull(PullRequest({})).step if pulls else first.push(PushRequest({}, None, None, 1))
+        answered = waiting.result(timeout=20)
+        assert (answered.step if pulls else answered) == answer
+    connection.close()

@@ -1,7 +1,6 @@
 """Merging ranks' requests: checked against sums done by hand in float64 dictionaries."""
 
 import numpy as np
-import pytest
 
 from deeprec_spark.embedding.store import PullReply, PullRequest, PushRequest, SparseGradient, UniqueKeys
 from deeprec_spark.runtime.synchronous import merge_pulls, merge_pushes
@@ -96,10 +95,14 @@ def test_the_first_learning_rate_counts():
     assert merged.dense_learning_rate is None
 
 
-def test_repeated_keys_are_refused_rather_than_lost():
-    repeated = SparseGradient(np.array([1, 1]), np.ones((2, 1), np.float32))
-    with pytest.raises(ValueError, match=r"each key of a table once.*rank=2"):
-        merge_pushes({1: push(1, {}), 2: PushRequest({"a": repeated}, None, None, 1)})
-    counted = UniqueKeys(np.array([1, 1]), np.ones(2, np.int64))
-    with pytest.raises(ValueError, match="each key of a table once"):
-        merge_pulls({1: PullRequest({"a": counted})})
+def test_repeated_keys_of_a_rank_count_as_often_as_they_occur():
+    repeated = SparseGradient(np.array([1, 1, 2]), np.array([[1], [2], [4]], np.float32))
+    merged = merge_pushes(
+        {1: push(1, {"a": {1: [8]}}, dim=1), 2: PushRequest({"a": repeated}, None, None, 1)}
+    )
+    assert merged.gradients["a"].keys.tolist() == [1, 2]
+    assert merged.gradients["a"].gradient.tolist() == [[5.5], [2.0]]
+    pulls = merge_pulls({1: PullRequest({"a": UniqueKeys(np.array([1, 1]), np.array([2, 3]))})})
+    assert (pulls.request.keys["a"].keys.tolist(), pulls.request.keys["a"].counts.tolist()) == ([1], [5])
+    reply = PullReply({"a": np.array([[7.0]], np.float32)}, None, None, 1)
+    assert pulls.reply_for(1, reply, dense=False).rows["a"].tolist() == [[7.0], [7.0]]

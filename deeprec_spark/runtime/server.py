@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.optimizers import Optimizer
-from deeprec_spark.embedding.store import EmbeddingStore, PullReply, PullRequest, PushRequest
+from deeprec_spark.embedding.store import PullReply, PullRequest, PushRequest
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.runtime.errors import JobEndedError, StaleNodeError
 from deeprec_spark.runtime.gather import Gather
@@ -86,10 +87,10 @@ class ParameterServer:
     pull and each push waits for those of all ranks, and is applied once, merged.
 
     Arguments:
-        store: this server's shard; must be safe to call from several threads, as LocalStore is.
+        store: this server's shard.
     """
 
-    def __init__(self, store: EmbeddingStore, options: ServerOptions) -> None:
+    def __init__(self, store: LocalStore, options: ServerOptions) -> None:
         self._store = store
         self._options = options
         self._lock = threading.Condition()
@@ -163,6 +164,7 @@ class ParameterServer:
         tables = list(request.keys)
         if request.train and self._synchronous:
             sender = Sender.of(message)
+            self._store.check(request)
             return encode_pull_reply(
                 self._pull_gather.exchange(sender.rank, sender.sequence, request), tables
             )
@@ -182,6 +184,7 @@ class ParameterServer:
         request = decode_push(message)
         if self._synchronous:
             sender = Sender.of(message)
+            self._store.check(request)
             return Message({"step": self._push_gather.exchange(sender.rank, sender.sequence, request)})
         sender = self._sender(message)
         copy = (sender.rank, sender.incarnation)

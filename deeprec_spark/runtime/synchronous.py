@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from deeprec_spark.embedding.store import PullReply, PullRequest, PushRequest, S
 
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
+Number = TypeVar("Number", np.float32, np.int64)
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def merge_pulls(requests: Mapping[int, PullRequest]) -> MergedPull:
         keys, inverse = _merged_keys({rank: part.keys for rank, part in parts.items()})
         counts = np.zeros(len(keys), dtype=np.int64)
         for rank, part in parts.items():
-            counts[inverse[rank]] += part.counts  # distinct keys within a rank: no addition is lost
+            _add(counts, inverse[rank], part.counts)
             positions[rank][table] = inverse[rank]
         merged[table] = UniqueKeys(keys, counts)
     dense = any(request.dense for request in requests.values())
@@ -67,7 +69,7 @@ def merge_pushes(requests: Mapping[int, PushRequest]) -> PushRequest:
         )
         summed = np.zeros((len(keys), dim), dtype=np.float32)
         for rank, part in parts.items():
-            summed[inverse[rank]] += _scaled(part.gradient, weights[rank])
+            _add(summed, inverse[rank], _scaled(part.gradient, weights[rank]))
         gradients[table] = SparseGradient(keys, summed)
     return PushRequest(
         gradients,
@@ -89,14 +91,17 @@ def _merged_keys(keys: Mapping[int, Int64Array]) -> tuple[Int64Array, dict[int, 
     places: dict[int, Int64Array] = {}
     at = 0
     for rank, part in keys.items():
-        place = inverse[at : at + len(part)].astype(np.int64, copy=False)
-        if len(place) and int(np.bincount(place).max()) > 1:
-            raise ValueError(
-                f"A synchronous request holds each key of a table once. Received: repeated keys, rank={rank}"
-            )
-        places[rank] = place
+        places[rank] = inverse[at : at + len(part)].astype(np.int64, copy=False)
         at += len(part)
     return merged, places
+
+
+def _add(total: npt.NDArray[Number], places: Int64Array, part: npt.NDArray[Number]) -> None:
+    """Add rows at their places; clients send each key once, but repeated ones count as often as they occur."""
+    if len(places) and int(np.bincount(places).max()) > 1:
+        np.add.at(total, places, part)
+    else:
+        total[places] += part
 
 
 def _tables(mappings: Iterable[Mapping[str, object]]) -> list[str]:
