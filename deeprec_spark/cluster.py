@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from deeprec_spark.runtime.coordinator import Coordinator
 from deeprec_spark.runtime.cut import Cutter
 from deeprec_spark.runtime.launch import LaunchOptions, NodeGroup, launch_nodes
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
-from deeprec_spark.runtime.options import CoordinatorOptions, Mode, check_topology
+from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions, Mode, check_topology
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.training.worker import ENTRY, WorkerJob
@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 class ClusterOptions:
     """How many nodes, and how they train together. `num_ps=0` is one worker that holds the tables itself.
 
-    `tls` encrypts the calls between driver and nodes; messages above `max_message_bytes` are refused.
+    `tls` encrypts the calls between driver and nodes; messages above `max_message_bytes` are refused; `deadlines` say
+    when something that does not answer is lost.
     """
 
     num_ps: int = 0
@@ -36,6 +37,7 @@ class ClusterOptions:
     mode: Mode = "async"
     tls: TlsOptions | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
 
     def __post_init__(self) -> None:
         check_topology(self.num_ps, self.num_workers, self.mode)
@@ -62,6 +64,7 @@ class TrainingCluster:
                 bind_host=self._spark.conf.get("spark.driver.bindAddress", None),
                 tls=options.tls,
                 max_message_bytes=options.max_message_bytes,
+                **options.deadlines.coordinator_options(),
             )
         )
         try:

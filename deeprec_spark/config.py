@@ -30,6 +30,7 @@ from deeprec_spark.redaction import MASK, is_secret, redact_settings, redacted
 
 if TYPE_CHECKING:
     from deeprec_spark.recovery import RestartOptions
+    from deeprec_spark.runtime.options import DeadlineOptions
     from deeprec_spark.saving import CheckpointOptions
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -213,6 +214,30 @@ class TrainingSection(Section):
         return self
 
 
+class DeadlinesSection(Section):
+    """After what time something that does not answer is taken for lost. Seconds."""
+
+    registration_secs: float = Field(
+        300.0, gt=0.0, description="From the start until all nodes are registered."
+    )
+    heartbeat_secs: float = Field(30.0, gt=0.0, description="A node that is silent for so long is lost.")
+    rejoin_secs: float = Field(
+        120.0, gt=0.0, description="How long async training waits for a lost worker's return."
+    )
+    stall_secs: float = Field(
+        3600.0, gt=0.0, description="How long a worker that is alive may make no progress."
+    )
+    file_secs: float = Field(
+        21600.0, gt=0.0, description="How long a node may write or read its part of a checkpoint."
+    )
+
+    def make_options(self) -> DeadlineOptions:
+        """The Estimator's options."""
+        from deeprec_spark.runtime.options import DeadlineOptions
+
+        return DeadlineOptions(**self.model_dump())
+
+
 class ClusterSection(Section):
     """Where it runs. `conf` are Spark properties; those of spark-submit and of a running session win."""
 
@@ -227,6 +252,7 @@ class ClusterSection(Section):
     max_message_mb: int = Field(
         1024, ge=1, le=2047, description="Larger messages are refused: a step's rows, a worker's result."
     )
+    deadlines: DeadlinesSection = DeadlinesSection()
     conf: dict[str, str] = Field(default_factory=dict, description="Spark properties.")
 
     @field_serializer("conf")

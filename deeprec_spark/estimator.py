@@ -22,7 +22,7 @@ from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
 from deeprec_spark.layers import tables
 from deeprec_spark.recovery import RestartOptions
-from deeprec_spark.runtime.options import Mode
+from deeprec_spark.runtime.options import DeadlineOptions, Mode
 from deeprec_spark.runtime.slots import check_slots
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
@@ -64,6 +64,7 @@ class Estimator:
         log_to_driver: bool = True,
         tls: TlsOptions | None = None,
         max_message_mb: int = 1024,
+        deadlines: DeadlineOptions | None = None,
         backend: Literal["spark"] = "spark",
         spark: SparkSession | None = None,
     ) -> KerasEstimator:
@@ -75,7 +76,7 @@ class Estimator:
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
             num_ps, num_workers, workers_per_node, mode, sparse_optimizer, model_dir, feature_spec, seed,
-                warm_start, checkpoints, restarts, log_to_driver, tls, max_message_mb: see EstimatorOptions.
+                warm_start, checkpoints, restarts, log_to_driver, tls, max_message_mb, deadlines: see EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
@@ -101,6 +102,7 @@ class Estimator:
             log_to_driver=log_to_driver,
             tls=tls,
             max_message_mb=max_message_mb,
+            deadlines=deadlines or DeadlineOptions(),
         )
         return KerasEstimator(model_creator, config or {}, options, spark or current_session())
 

@@ -10,7 +10,7 @@ from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.recovery import RestartOptions
-from deeprec_spark.runtime.options import Mode
+from deeprec_spark.runtime.options import DeadlineOptions, Mode
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 
@@ -37,6 +37,7 @@ class EstimatorOptions:
         max_message_mb: larger messages between them are refused; at most 2047.
         checkpoints: when `fit` saves, beside its end.
         restarts: how often `fit` starts its nodes again after a failure.
+        deadlines: after what time a node or a driver that does not answer is taken for lost.
     """
 
     num_ps: int = 0
@@ -53,6 +54,7 @@ class EstimatorOptions:
     log_to_driver: bool = True
     tls: TlsOptions | None = None
     max_message_mb: int = 1024
+    deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_message_mb <= 2047:
@@ -68,6 +70,7 @@ class EstimatorOptions:
             mode=self.mode,
             tls=self.tls,
             max_message_bytes=self.max_message_mb << 20,
+            deadlines=self.deadlines,
         )
 
     def _num_workers(self, spark: SparkSession) -> int:

@@ -76,5 +76,6 @@ def make_estimator(spark: SparkSession, config: JobConfig, spec: FeatureSpec) ->
         restarts=config.training.restarts.make_options(),
         tls=None if config.cluster.tls is None else config.cluster.tls.make_options(),
         max_message_mb=config.cluster.max_message_mb,
+        deadlines=config.cluster.deadlines.make_options(),
         spark=spark,
     )

@@ -13,6 +13,7 @@ from deeprec_spark.config import ConfigError, JobConfig, load_config, parse_conf
 from deeprec_spark.embedding.optimizers import Adagrad
 from deeprec_spark.platform import reference, resources
 from deeprec_spark.recovery import RestartOptions
+from deeprec_spark.runtime.options import DeadlineOptions
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 from tests.conftest import ROOT
@@ -31,20 +32,23 @@ def test_a_minimal_job_has_defaults() -> None:
     assert config.training.make_sparse_optimizer() == Adagrad(learning_rate=0.05)
 
 
-def test_saving_and_restarts_are_the_estimators_unless_told_otherwise() -> None:
+def test_saving_restarts_and_deadlines_are_the_estimators_unless_told_otherwise() -> None:
     config = parse_config(MINIMAL)
     assert config.training.checkpoints.make_options() == CheckpointOptions()
     assert config.training.restarts.make_options() == RestartOptions()
+    assert config.cluster.deadlines.make_options() == DeadlineOptions()
     config = parse_config(
         MINIMAL,
         [
             "training.checkpoints={save_secs: null, incremental_steps: 50, keep_max: 5}",
             "training.restarts.max_restarts=7",
+            "cluster.deadlines.heartbeat_secs=5",
         ],
     )
     options = CheckpointOptions(save_secs=None, incremental_steps=50, keep_max=5)
     assert config.training.checkpoints.make_options() == options
     assert config.training.restarts.make_options().max_restarts == 7
+    assert config.cluster.deadlines.make_options() == DeadlineOptions(heartbeat_secs=5.0)
     with pytest.raises(ConfigError, match=r"training\.checkpoints\.save_secs.*-1"):
         parse_config(MINIMAL, ["training.checkpoints.save_secs=-1"])
 

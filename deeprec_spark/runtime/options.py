@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.transport import TlsOptions
@@ -30,6 +30,45 @@ def check_topology(num_ps: int, num_workers: int, mode: str) -> None:
 def describe_rank(rank: int, num_ps: int) -> str:
     """`server 0 (rank 0)` or `worker 0 (rank 1)`."""
     return f"server {rank} (rank {rank})" if rank < num_ps else f"worker {rank - num_ps} (rank {rank})"
+
+
+@dataclass(frozen=True)
+class DeadlineOptions:
+    """After what time a job takes something for lost; every wait has such an end. All in seconds.
+
+    Args:
+        registration_secs: from the start of a job until all its nodes must have registered.
+        heartbeat_secs: without a sign of life for so long, a node is lost; nodes report four times as often, or every
+            two seconds. A process that dies is noticed at once, whatever this is.
+        rejoin_secs: in async mode, how long the job waits for Spark to start a lost worker again.
+        stall_secs: how long a worker that is alive may make no progress.
+        file_secs: how long a node may take to write or read its part of a checkpoint.
+    """
+
+    registration_secs: float = 300.0
+    heartbeat_secs: float = 30.0
+    rejoin_secs: float = 120.0
+    stall_secs: float = 3600.0
+    file_secs: float = 6 * 3600.0
+
+    def __post_init__(self) -> None:
+        for field_ in fields(self):
+            value = getattr(self, field_.name)
+            if not 0 < value < float("inf"):
+                raise ValueError(
+                    f"{field_.name} must be a positive number of seconds. Received: {field_.name}={value}"
+                )
+
+    def coordinator_options(self) -> dict[str, Any]:
+        """The same as arguments of CoordinatorOptions."""
+        return {
+            "registration_timeout": self.registration_secs,
+            "heartbeat_timeout": self.heartbeat_secs,
+            "heartbeat_interval": min(2.0, self.heartbeat_secs / 4),
+            "rejoin_timeout": self.rejoin_secs,
+            "stall_timeout": self.stall_secs,
+            "file_timeout": self.file_secs,
+        }
 
 
 @dataclass(frozen=True)

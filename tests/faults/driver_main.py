@@ -10,7 +10,6 @@ import logging
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from pyspark.sql import SparkSession
 
-from deeprec_spark import checkpoint, cluster
+from deeprec_spark import checkpoint
 from deeprec_spark.embedding.optimizers import SGD, Adagrad
 from deeprec_spark.embedding.options import (
     CBFFilter,
@@ -33,7 +32,7 @@ from deeprec_spark.embedding.options import (
 )
 from deeprec_spark.estimator import Estimator
 from deeprec_spark.layers import SparseEmbedding
-from deeprec_spark.runtime.options import CoordinatorOptions
+from deeprec_spark.runtime.options import DeadlineOptions
 
 EPOCHS = 2
 BATCH = 32
@@ -157,6 +156,7 @@ def fit(spark: SparkSession, wanted: dict[str, Any]) -> None:
         model_dir=wanted["model_dir"],
         spark=spark,
         seed=3,
+        deadlines=DeadlineOptions(heartbeat_secs=8.0),
         **more,
     )
     try:
@@ -192,9 +192,6 @@ def main() -> None:
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("deeprec_spark").setLevel(logging.INFO)
-    heartbeats = {"heartbeat_interval": 0.5, "heartbeat_timeout": 8.0, "failure_grace": 1.0}
-    # No option for users reaches them, so the name is bound to a function that fills them in.
-    cluster.CoordinatorOptions = partial(CoordinatorOptions, **heartbeats)  # type: ignore[misc,assignment]  # a class
     builder = SparkSession.builder.appName("faults")
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -100,3 +100,43 @@ def test_sigstop_of_a_server(run: FaultRun, recorder: Recorder, undisturbed: dic
             nodes.servers[0].resume()
     how = "lost after the heartbeat's deadline (8 s here); all nodes start again, from the last checkpoints"
     checks.recovered(recorder, "SIGSTOP of a server", how, done, undisturbed, seconds)
+
+
+@pytest.mark.all_faults
+def test_kill_9_of_one_of_two_servers(
+    fault_driver: Driver,
+    fault_data: Data,
+    undisturbed: dict[str, Any],
+    recorder: Recorder,
+    tmp_path: Path,
+) -> None:
+    run = FaultRun(fault_driver, fault_data, tmp_path / "model", num_ps=2, num_workers=1, **SAVING)
+    run.saved()
+    nodes = run.in_the_middle()
+    run.fault()
+    nodes.servers[1].kill()
+    seconds = run.recovered()
+    done = run.done()
+    assert done["restarts"] == 1
+    how = "all nodes start again, from the last checkpoints of both"
+    checks.recovered(recorder, "kill -9 of one of two servers", how, done, undisturbed, seconds)
+    gone(*nodes.servers, *nodes.workers)
+
+
+@pytest.mark.all_faults
+def test_kill_9_of_a_synchronous_worker(
+    fault_driver: Driver, fault_data: Data, recorder: Recorder, tmp_path: Path
+) -> None:
+    undisturbed = FaultRun(fault_driver, fault_data, tmp_path / "undisturbed", mode="sync").done(400)
+    run = FaultRun(fault_driver, fault_data, tmp_path / "model", mode="sync", **SAVING)
+    run.saved()
+    nodes = run.in_the_middle()
+    run.fault()
+    nodes.workers[1].kill()
+    seconds = run.recovered()
+    done = run.done()
+    assert done["restarts"] == 1
+    assert done["auc"] == undisturbed["auc"]
+    how = "all nodes start again, from the last checkpoints; the model is the undisturbed one, bit for bit"
+    checks.recovered(recorder, "kill -9 of a synchronous worker", how, done, undisturbed, seconds)
+    gone(*nodes.servers, *nodes.workers)
