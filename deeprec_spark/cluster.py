@@ -13,7 +13,7 @@ from deeprec_spark.runtime.coordinator import Coordinator
 from deeprec_spark.runtime.cut import Cutter
 from deeprec_spark.runtime.launch import LaunchOptions, NodeGroup, launch_nodes
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
-from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions, Mode, check_topology
+from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions, Mode, Placement, check_topology
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.training.worker import ENTRY, WorkerJob
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """How many nodes, and how they train together. `num_ps=0` is one worker that holds the tables itself.
+    """How many nodes, and how they train together. `num_ps=0` is one worker that holds the tables itself, or with
+    `placement="colocated"` any number of workers that each hold a shard.
 
     `tls` encrypts the calls between driver and nodes; messages above `max_message_bytes` are refused; `deadlines` say
     when something that does not answer is lost.
@@ -38,9 +39,10 @@ class ClusterOptions:
     tls: TlsOptions | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES
     deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
+    placement: Placement = "separate"
 
     def __post_init__(self) -> None:
-        check_topology(self.num_ps, self.num_workers, self.mode)
+        check_topology(self.num_ps, self.num_workers, self.mode, self.placement)
 
 
 class TrainingCluster:
@@ -60,6 +62,7 @@ class TrainingCluster:
                 num_ps=options.num_ps,
                 num_workers=options.num_workers,
                 mode=options.mode,
+                placement=options.placement,
                 host=self._spark.conf.get("spark.driver.host", None) or "127.0.0.1",
                 bind_host=self._spark.conf.get("spark.driver.bindAddress", None),
                 tls=options.tls,

@@ -241,12 +241,16 @@ class DeadlinesSection(Section):
 class ClusterSection(Section):
     """Where it runs. `conf` are Spark properties; those of spark-submit and of a running session win."""
 
-    num_ps: int = Field(0, ge=0, description="Parameter servers; 0 keeps the tables inside the one worker.")
+    num_ps: int = Field(0, ge=0, description="Parameter servers; 0 keeps the tables inside the workers.")
     workers: PositiveInt = Field(
         1, description="Workers in all; one task slot each, as for parameter servers."
     )
     mode: Literal["async", "sync"] = Field(
         "async", description="Apply each worker's step at once, or sum all of them."
+    )
+    placement: Literal["separate", "colocated"] = Field(
+        "separate",
+        description="Parameter servers beside the workers, or (num_ps: 0) a shard of the tables in each worker.",
     )
     tls: TlsSection | None = Field(None, description="Certificates; without them calls are not encrypted.")
     max_message_mb: int = Field(
@@ -261,10 +265,15 @@ class ClusterSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> ClusterSection:
-        if self.num_ps == 0 and self.workers != 1:
+        if self.placement == "colocated" and self.num_ps != 0:
             raise ValueError(
-                f"num_ps: 0 hosts the tables inside one worker: set workers: 1 or num_ps: 1 or more. "
-                f"Received: workers={self.workers}"
+                f"placement: colocated keeps the tables inside the workers: set num_ps: 0. "
+                f"Received: num_ps={self.num_ps}"
+            )
+        if self.placement == "separate" and self.num_ps == 0 and self.workers != 1:
+            raise ValueError(
+                f"num_ps: 0 hosts the tables inside one worker: set workers: 1, num_ps: 1 or more, or placement: "
+                f"colocated. Received: workers={self.workers}"
             )
         return self
 

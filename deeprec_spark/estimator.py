@@ -22,7 +22,7 @@ from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
 from deeprec_spark.layers import tables
 from deeprec_spark.recovery import RestartOptions
-from deeprec_spark.runtime.options import DeadlineOptions, Mode
+from deeprec_spark.runtime.options import DeadlineOptions, Mode, Placement
 from deeprec_spark.runtime.slots import check_slots
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
@@ -54,6 +54,7 @@ class Estimator:
         num_workers: int | None = None,
         workers_per_node: int = 1,
         mode: Mode = "async",
+        placement: Placement = "separate",
         sparse_optimizer: Optimizer | None = None,
         model_dir: str | None = None,
         feature_spec: FeatureSpec | None = None,
@@ -75,8 +76,9 @@ class Estimator:
             config: what `model_creator` and data creators get.
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
-            num_ps, num_workers, workers_per_node, mode, sparse_optimizer, model_dir, feature_spec, seed,
-                warm_start, checkpoints, restarts, log_to_driver, tls, max_message_mb, deadlines: see EstimatorOptions.
+            num_ps, num_workers, workers_per_node, mode, placement, sparse_optimizer, model_dir, feature_spec,
+                seed, warm_start, checkpoints, restarts, log_to_driver, tls, max_message_mb, deadlines: see
+                EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
@@ -92,6 +94,7 @@ class Estimator:
             num_workers=num_workers,
             workers_per_node=workers_per_node,
             mode=mode,
+            placement=placement,
             sparse_optimizer=sparse_optimizer,
             model_dir=model_dir,
             feature_spec=feature_spec,

@@ -10,7 +10,7 @@ from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.recovery import RestartOptions
-from deeprec_spark.runtime.options import DeadlineOptions, Mode
+from deeprec_spark.runtime.options import DeadlineOptions, Mode, Placement
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 
@@ -23,10 +23,12 @@ class EstimatorOptions:
     """What an Estimator is made of, beside the model creator and its config.
 
     Args:
-        num_ps: parameter servers; 0 keeps the tables inside the one worker.
+        num_ps: parameter servers; 0 keeps the tables inside the one worker, or with `placement="colocated"` in all.
         num_workers: workers; None is `workers_per_node` for each executor that is left to workers.
         workers_per_node: Orca's number of workers for each executor.
         mode: "async" applies each worker's updates at once; "sync" sums a global batch, and repeats bit for bit.
+        placement: "separate" has parameter servers beside the workers; "colocated" keeps a shard of the tables in each
+            worker, with num_ps=0.
         sparse_optimizer: updates the embedding rows; None takes the kind and settings of the compiled optimizer.
         model_dir: for checkpoints and staged data: a path that driver and executors have mounted alike, or a URI that
             pyarrow or fsspec opens (s3, hdfs, gs, abfs); None is a temporary folder.
@@ -44,6 +46,7 @@ class EstimatorOptions:
     num_workers: int | None = None
     workers_per_node: int = 1
     mode: Mode = "async"
+    placement: Placement = "separate"
     sparse_optimizer: Optimizer | None = None
     model_dir: str | None = None
     feature_spec: FeatureSpec | None = None
@@ -68,6 +71,7 @@ class EstimatorOptions:
             num_ps=self.num_ps,
             num_workers=self._num_workers(spark),
             mode=self.mode,
+            placement=self.placement,
             tls=self.tls,
             max_message_bytes=self.max_message_mb << 20,
             deadlines=self.deadlines,
@@ -76,7 +80,7 @@ class EstimatorOptions:
     def _num_workers(self, spark: SparkSession) -> int:
         if self.num_workers is not None:
             return self.num_workers
-        if self.num_ps == 0:
+        if self.num_ps == 0 and self.placement == "separate":
             return 1
         executors = int(spark.conf.get("spark.executor.instances", "1") or 1)
         return max(1, executors - self.num_ps) * self.workers_per_node

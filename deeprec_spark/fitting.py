@@ -415,6 +415,7 @@ class FitLoop:
             "mode": self._cluster_options.mode,
             "num_ps": self._cluster_options.num_ps,
             "num_workers": self._cluster_options.num_workers,
+            "placement": self._cluster_options.placement,
             "learning_rate": draft.position["learning_rate"],
         }
 

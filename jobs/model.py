@@ -67,6 +67,7 @@ def make_estimator(spark: SparkSession, config: JobConfig, spec: FeatureSpec) ->
         num_ps=config.cluster.num_ps,
         num_workers=config.cluster.workers,
         mode=config.cluster.mode,
+        placement=config.cluster.placement,
         sparse_optimizer=config.training.make_sparse_optimizer(),
         model_dir=config.training.model_dir,
         feature_spec=spec,

@@ -50,6 +50,7 @@ def summarize(
         "steps": statistics.steps,  # updates of the model, in sync mode too
         "samples_per_s": round(statistics.samples_per_second),
         "mode": config.cluster.mode,
+        "placement": config.cluster.placement,
         "num_ps": config.cluster.num_ps,
         "workers": config.cluster.workers,
         "model_dir": config.training.model_dir,

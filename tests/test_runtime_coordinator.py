@@ -7,7 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from deeprec_spark.runtime.coordinator import Coordinator, CoordinatorOptions, Phase
-from deeprec_spark.runtime.errors import JobEndedError, NodeError, RegistrationError, StaleNodeError
+from deeprec_spark.runtime.errors import (
+    ConnectionLostError,
+    JobEndedError,
+    NodeError,
+    RegistrationError,
+    StaleNodeError,
+)
 from deeprec_spark.runtime.work_queue import WorkQueue
 from deeprec_spark.runtime.worker_client import Heartbeat, WorkerClient
 
@@ -34,7 +40,7 @@ class Job:
 
     def node(self, rank, attempt="first"):
         client = self.client(rank, attempt)
-        client.announce(f"host-a:{rank + 1}" if rank < self.coordinator.options.num_ps else None)
+        client.announce(f"host-a:{rank + 1}" if rank in self.coordinator.options.server_ranks else None)
         return client
 
     def all_nodes(self):
@@ -234,6 +240,17 @@ def test_the_servers_death_is_named_first_as_the_cause(start_job):
         running.result(30)
     assert [failure.rank for failure in caught.value.failures] == [0, 1]
     assert "was killed by SIGSEGV" in str(caught.value)
+
+
+def test_the_death_of_a_node_with_tables_is_named_before_the_connections_that_others_lost(start_job):
+    job = start_job(num_ps=0, placement="colocated", failure_grace=1.0)
+    one, other = job.all_nodes()
+    running = job.run_phase(Phase("train"))
+    one.fail(ConnectionLostError("no one there"))
+    other.exited(-9)
+    with pytest.raises(NodeError, match=r"^worker 1 \(rank 1\) on host-a failed") as caught:
+        running.result(30)
+    assert [failure.rank for failure in caught.value.failures] == [1, 0]
 
 
 def test_silence_is_an_error_that_says_who_and_for_how_long(start_job):

@@ -131,6 +131,8 @@ def test_ranks_are_checked(members):
         ({"num_ps": 0, "num_workers": 2}, "num_ps=0, num_workers=2"),
         ({"num_ps": 1, "num_workers": 0}, "num_workers=0"),
         ({"num_ps": 1, "num_workers": 1, "mode": "other"}, "mode='other'"),
+        ({"num_ps": 1, "num_workers": 1, "placement": "other"}, "placement='other'"),
+        ({"num_ps": 1, "num_workers": 2, "placement": "colocated"}, "set num_ps=0. .*num_ps=1"),
         (
             {"num_ps": 1, "num_workers": 1, "heartbeat_interval": 9, "heartbeat_timeout": 10},
             "heartbeat_interval=9",
@@ -140,6 +142,20 @@ def test_ranks_are_checked(members):
 def test_options_are_checked(arguments, message):
     with pytest.raises(ValueError, match=message):
         CoordinatorOptions(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("num_ps", "num_workers", "placement", "serving", "holding"),
+    [
+        (2, 3, "separate", [0, 1], [0, 1]),
+        (0, 1, "separate", [], [0]),
+        (0, 3, "colocated", [0, 1, 2], [0, 1, 2]),
+        (0, 1, "colocated", [], [0]),
+    ],
+)
+def test_who_serves_and_who_holds_tables(num_ps, num_workers, placement, serving, holding):
+    options = CoordinatorOptions(num_ps, num_workers, placement=placement)
+    assert (list(options.server_ranks), list(options.table_ranks)) == (serving, holding)
 
 
 def test_the_token_is_in_no_description():

@@ -63,7 +63,7 @@ class Cutter:
         options = coordinator.options
         self._synchronous = options.mode == "sync"
         self._timeout = options.order_timeout
-        self.table_ranks = list(range(options.num_ps)) or [0]
+        self.table_ranks = list(options.table_ranks)
 
     def take(
         self, base: str | None = None, describe: Callable[[Cut], Mapping[str, Any]] | None = None

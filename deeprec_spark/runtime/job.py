@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
-from deeprec_spark.runtime.options import Mode, check_topology, describe_rank
+from deeprec_spark.runtime.options import Mode, Placement, check_topology, describe_rank, server_ranks
 from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
 from deeprec_spark.runtime.transport import TlsOptions
 
@@ -21,7 +21,7 @@ class NodeSettings:
     """What all nodes of a job have in common.
 
     Arguments:
-        num_ps, num_workers, mode: the topology.
+        num_ps, num_workers, mode, placement: the topology.
         coordinator: `host:port` of the driver's coordinator.
         token: the job's secret.
         worker_entry: `package.module:function` that a worker runs.
@@ -44,9 +44,15 @@ class NodeSettings:
     stop_grace: float = 20.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    placement: Placement = "separate"
 
     def __post_init__(self) -> None:
-        check_topology(self.num_ps, self.num_workers, self.mode)
+        check_topology(self.num_ps, self.num_workers, self.mode, self.placement)
+
+    @property
+    def server_ranks(self) -> range:
+        """The ranks that answer pulls and pushes; see `options.server_ranks`."""
+        return server_ranks(self.num_ps, self.num_workers, self.placement)
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,14 @@ class NodeJob:
 
     @property
     def is_server(self) -> bool:
-        """Whether the node is a parameter server."""
+        """Whether the node is a parameter server and nothing else."""
         return self.rank < self.settings.num_ps
+
+    @property
+    def shard(self) -> int | None:
+        """Which shard of the tables the node serves to all workers; None if it serves none."""
+        ranks = self.settings.server_ranks
+        return ranks.index(self.rank) if self.rank in ranks else None
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from deeprec_spark.runtime.errors import NodeError, NodeFailure
+from deeprec_spark.runtime.errors import ConnectionLostError, NodeError, NodeFailure
 from deeprec_spark.runtime.gate import rows_of
 from deeprec_spark.runtime.membership import Member, Membership, MemberState
 from deeprec_spark.runtime.options import CoordinatorOptions
@@ -137,9 +137,7 @@ class JobState:
         rank, incarnation = owner
         number = 0 if self.phase is None else self.phase.number
         payload = {"rank": rank, "incarnation": incarnation}
-        order = self.orders.issue(
-            "fence", payload, self.targets(range(self.options.num_ps)), time.monotonic()
-        )
+        order = self.orders.issue("fence", payload, self.targets(self.options.server_ranks), time.monotonic())
         while (
             order.missing()
             and not self.ended
@@ -165,7 +163,7 @@ class JobState:
         """Raise a NodeError if something has failed, after a moment for further reports.
 
         The first report may be a consequence: a lost server makes every worker fail. Servers come first, and a
-        traceback says more than a silence. Called with the lock held.
+        traceback says more than a silence, unless it is that of a lost connection. Called with the lock held.
         """
         if self.stopping:
             raise NodeError("The job was stopped.")
@@ -174,10 +172,15 @@ class JobState:
         end = self._failed_at + self.options.failure_grace
         while time.monotonic() < end:
             self.driver.wait(end - time.monotonic())
-        causes = sorted(self._failures, key=lambda one: (one.rank >= self.options.num_ps, not one.traceback))
+        causes = sorted(self._failures, key=self._lateness)
         if not causes:
             raise NodeError(f"Spark ended the job's nodes: {self._abort}") from self._abort
         raise NodeError(f"{causes[0].node} failed; the job cannot go on.", causes) from self._abort
+
+    def _lateness(self, failure: NodeFailure) -> tuple[bool, bool, bool]:
+        """Sorts likely causes before consequences."""
+        lost_another = failure.reason.startswith(ConnectionLostError.__name__)
+        return failure.rank >= self.options.num_ps, lost_another, not failure.traceback
 
     def fail_stalled(self) -> None:
         """Record a failure for each worker that lives but makes no progress in the phase."""

@@ -15,7 +15,7 @@ from deeprec_spark.runtime.coordinator import Coordinator
 from deeprec_spark.runtime.errors import JobError
 from deeprec_spark.runtime.job import NodeSettings
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
-from deeprec_spark.runtime.options import Mode
+from deeprec_spark.runtime.options import Mode, Placement
 from deeprec_spark.runtime.slots import check_slots, is_connect
 from deeprec_spark.runtime.transport import TlsOptions
 
@@ -32,7 +32,7 @@ class LaunchOptions:
     """What to launch.
 
     Arguments:
-        num_ps, num_workers, mode: the topology; `mode="sync"` makes the Spark stage a barrier stage.
+        num_ps, num_workers, mode, placement: the topology; `mode="sync"` makes the Spark stage a barrier stage.
         coordinator: `host:port` of the running coordinator.
         token: the job's secret.
         worker_entry: `package.module:function`, importable on the executors, called with a WorkerContext.
@@ -53,6 +53,7 @@ class LaunchOptions:
     servers_timeout: float = 300.0
     sync_timeout: float = 300.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    placement: Placement = "separate"
 
     @classmethod
     def of(
@@ -78,6 +79,7 @@ class LaunchOptions:
             servers_timeout=common.registration_timeout,
             sync_timeout=sync_timeout,
             max_message_bytes=common.max_message_bytes,
+            placement=common.placement,
         )
 
     def settings(self) -> NodeSettings:
@@ -94,6 +96,7 @@ class LaunchOptions:
             sync_timeout=self.sync_timeout,
             max_message_bytes=self.max_message_bytes,
             environment=dict(self.env),
+            placement=self.placement,
         )
 
 
@@ -166,7 +169,8 @@ class NodeGroup:
         else:
             options = self._options
             description = (
-                f"deeprec-spark: {options.num_ps} servers, {options.num_workers} workers, {options.mode}"
+                f"deeprec-spark: {options.num_ps} servers, {options.num_workers} workers, {options.mode}, "
+                f"{options.placement}"
             )
             self._spark.sparkContext.setJobGroup(self._tag, description, interruptOnCancel=True)
 

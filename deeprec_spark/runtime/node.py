@@ -24,14 +24,12 @@ from deeprec_spark.runtime.node_control import (
     Capture,
     NodeControl,
     OrderHandler,
-    server_orders,
     store_orders,
     worker_orders,
 )
 from deeprec_spark.runtime.node_log import NODE_LOG_FORMAT
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
-from deeprec_spark.runtime.server import ParameterServer, ServerOptions
-from deeprec_spark.runtime.transport import MessageServer, local_host_towards
+from deeprec_spark.runtime.shard import Shard
 from deeprec_spark.runtime.worker_client import Heartbeat, NodeClient, WorkerClient
 
 logger = logging.getLogger("deeprec_spark.runtime.node")
@@ -56,6 +54,7 @@ class NodeProcess:
         self._stopped = threading.Event()
         self._ended = threading.Event()
         self._done = threading.Event()
+        self._shard: Shard | None = None
 
     def run(self) -> int:
         """Play the role until the job ends; the process's exit code."""
@@ -70,6 +69,8 @@ class NodeProcess:
         except Exception as error:  # whatever it is, the driver must hear of it
             return self._report(error)
         finally:
+            if self._shard is not None:
+                self._shard.stop()
             self._client.close()
 
     def farewell(self) -> None:
@@ -80,36 +81,24 @@ class NodeProcess:
             logger.warning("The driver does not hear it: %s", error)
 
     def _serve(self) -> None:
-        settings = self._job.settings
-        store = LocalStore(shard_index=self._job.rank, num_shards=settings.num_ps)
-        options = ServerOptions(
-            settings.num_ps, settings.num_workers, mode=settings.mode, sync_timeout=settings.sync_timeout
-        )
-        service = ParameterServer(store, options)
-        server = MessageServer(
-            service.handlers(),
-            host=local_host_towards(settings.coordinator),
-            token=settings.token,
-            tls=settings.tls,
-            max_bytes=settings.max_message_bytes,
-        )
-        logger.info("Serving at %s", server.address)
-        self._client.announce(server.address)
-        with self._heartbeat(), self._control({**store_orders(store), **server_orders(service)}):
+        shard = self._shard = Shard(self._job)
+        self._client.announce(shard.address)
+        with self._heartbeat(), self._control(shard.orders()):
             # The control's long poll hears of the end at once, the heartbeat in any case.
             self._ended.wait()
-            service.stop()
-            server.stop()
-        store.close()
+            shard.stop()
 
     def _work(self) -> None:
         settings = self._job.settings
-        self._client.announce(None)
+        shard = self._shard = None if self._job.shard is None else Shard(self._job)
+        self._client.announce(None if shard is None else shard.address)
         with self._heartbeat():
             entry = load_entry(settings.worker_entry)
             store = self._make_store()
             orders = worker_orders(self._gate, lambda: self._capture[-1] if self._capture else None)
-            if isinstance(store, LocalStore):
+            if shard is not None:
+                orders |= shard.orders()
+            elif isinstance(store, LocalStore):
                 orders |= store_orders(store)
             context = WorkerContext(
                 rank=self._job.rank,
@@ -130,7 +119,7 @@ class NodeProcess:
 
     def _make_store(self) -> EmbeddingStore:
         settings = self._job.settings
-        if settings.num_ps == 0:
+        if not settings.server_ranks:
             return LocalStore()
         addresses = self._client.servers(settings.servers_timeout)
         options = RemoteStoreOptions(
@@ -142,7 +131,15 @@ class NodeProcess:
             max_message_bytes=settings.max_message_bytes,
             position=self._gate.position if settings.mode == "async" else None,
         )
-        return RemoteStore(addresses, options)
+        shard, number = self._shard, self._job.shard
+        local = {} if shard is None or number is None else {number: shard.loopback}
+        return RemoteStore(addresses, options, local)
+
+    def _end(self) -> None:
+        """The job is over: whoever waits for other nodes in this one need not any more."""
+        self._ended.set()
+        if self._shard is not None:
+            self._shard.wake()
 
     @contextmanager
     def _control(self, orders: Mapping[str, OrderHandler]) -> Iterator[None]:
@@ -153,7 +150,7 @@ class NodeProcess:
             incarnation=self._job.incarnation,
             tls=self._job.settings.tls,
         )
-        control = NodeControl(client, orders, self._ended.set)
+        control = NodeControl(client, orders, self._end)
         try:
             yield
         finally:
@@ -174,7 +171,7 @@ class NodeProcess:
         """In the heartbeat's thread: the job is over, or over for this copy."""
         logger.info("Ending: %s", reason)
         self._stopped.set()
-        self._ended.set()
+        self._end()
         grace = self._job.settings.stop_grace
         if not self._done.wait(grace):
             logger.warning("Still at work %.0f s after the end of the job: killed", grace)

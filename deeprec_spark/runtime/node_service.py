@@ -76,7 +76,7 @@ class NodeService:
 
     def _announce(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
-        address = _text(message, "address") if rank < self._state.options.num_ps else None
+        address = _text(message, "address") if rank in self._state.options.server_ranks else None
         self._members.announce(rank, incarnation, address)
         return Message()
 
@@ -105,7 +105,7 @@ class NodeService:
         return Message()
 
     def _servers(self, message: Message) -> Message:
-        ranks = range(self._state.options.num_ps)
+        ranks = self._state.options.server_ranks
         with self._nodes:
             self._members.current(*_identity(message))
             ready = self._nodes.wait_for(

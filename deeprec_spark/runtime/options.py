@@ -10,21 +10,40 @@ from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.transport import TlsOptions
 
 Mode = Literal["async", "sync"]
+Placement = Literal["separate", "colocated"]
 
 
-def check_topology(num_ps: int, num_workers: int, mode: str) -> None:
+def check_topology(num_ps: int, num_workers: int, mode: str, placement: str = "separate") -> None:
     """ValueError unless these make a job."""
     if num_ps < 0 or num_workers < 1:
         raise ValueError(
             f"A job needs num_ps >= 0 and at least one worker. Received: num_ps={num_ps}, num_workers={num_workers}"
         )
-    if num_ps == 0 and num_workers != 1:
+    if placement not in ("separate", "colocated"):
+        raise ValueError(f"placement must be 'separate' or 'colocated'. Received: placement={placement!r}")
+    if placement == "colocated" and num_ps != 0:
         raise ValueError(
-            "num_ps=0 keeps the tables inside the one worker; for more workers set num_ps >= 1. "
+            "placement='colocated' keeps a shard of the tables in each worker, so there are no servers beside them: "
+            f"set num_ps=0. Received: placement='colocated', num_ps={num_ps}"
+        )
+    if placement == "separate" and num_ps == 0 and num_workers != 1:
+        raise ValueError(
+            "num_ps=0 keeps the tables inside the one worker; for more workers set num_ps >= 1, or "
+            "placement='colocated'. "
             f"Received: num_ps=0, num_workers={num_workers}"
         )
     if mode not in ("async", "sync"):
         raise ValueError(f"mode must be 'async' or 'sync'. Received: mode={mode!r}")
+
+
+def server_ranks(num_ps: int, num_workers: int, placement: Placement) -> range:
+    """The ranks that answer pulls and pushes over the network, in the order of their shards.
+
+    Servers of their own; or all workers, where each holds a shard; or none, where the one worker holds all tables.
+    """
+    if placement == "colocated" and num_workers > 1:
+        return range(num_workers)
+    return range(num_ps)
 
 
 def describe_rank(rank: int, num_ps: int) -> str:
@@ -76,7 +95,8 @@ class CoordinatorOptions:
     """Options of the driver's coordinator. Times are seconds.
 
     Arguments:
-        num_ps, num_workers, mode: the job's topology; ranks below num_ps are servers, the rest workers.
+        num_ps, num_workers, mode, placement: the job's topology; ranks below num_ps are servers, the rest workers.
+            With `placement="colocated"` num_ps is 0, and each worker holds a shard of the tables.
         token: the job's secret, carried by every call.
         host: the address under which executors reach the driver (`spark.driver.host`).
         bind_host: the interface to bind if that is another one; port 0 takes a free port.
@@ -94,6 +114,7 @@ class CoordinatorOptions:
     num_ps: int
     num_workers: int
     mode: Mode = "async"
+    placement: Placement = "separate"
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     host: str = "127.0.0.1"
     bind_host: str | None = None
@@ -111,7 +132,7 @@ class CoordinatorOptions:
     max_message_bytes: int = MAX_MESSAGE_BYTES
 
     def __post_init__(self) -> None:
-        check_topology(self.num_ps, self.num_workers, self.mode)
+        check_topology(self.num_ps, self.num_workers, self.mode, self.placement)
         if self.heartbeat_interval * 2 > self.heartbeat_timeout:
             raise ValueError(
                 "heartbeat_timeout must be at least twice heartbeat_interval. Received: "
@@ -127,3 +148,13 @@ class CoordinatorOptions:
     def worker_ranks(self) -> range:
         """The ranks of the workers."""
         return range(self.num_ps, self.num_nodes)
+
+    @property
+    def server_ranks(self) -> range:
+        """The ranks that answer pulls and pushes; see `server_ranks`."""
+        return server_ranks(self.num_ps, self.num_workers, self.placement)
+
+    @property
+    def table_ranks(self) -> range:
+        """The ranks that hold tables."""
+        return self.server_ranks or range(1)

@@ -22,6 +22,7 @@ from deeprec_spark.embedding.store import (
     UniqueKeys,
 )
 from deeprec_spark.embedding.warm_start import WarmStart
+from deeprec_spark.runtime.loopback import Caller
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, aligned_empty
 from deeprec_spark.runtime.placement import split_dense, split_keys
 from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
@@ -76,21 +77,29 @@ class RemoteStore:
     Arguments:
         addresses: `host:port` of every server, in rank order.
         options: token, identity and deadlines.
+        local: servers that are in this process, by rank among `addresses`: they are called without the network.
     """
 
-    def __init__(self, addresses: Sequence[str], options: RemoteStoreOptions) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        options: RemoteStoreOptions,
+        local: Mapping[int, Caller] | None = None,
+    ) -> None:
         if not addresses:
             raise ValueError("RemoteStore needs the address of at least one server. Received: addresses=[]")
         self._options = options
-        self._connections = [
-            Connection(
+        self._connections: list[Caller] = [
+            local[server]
+            if local is not None and server in local
+            else Connection(
                 address,
                 token=options.token,
                 tls=options.tls,
                 timeout=options.step_timeout,
                 max_bytes=options.max_message_bytes,
             )
-            for address in addresses
+            for server, address in enumerate(addresses)
         ]
         self._pool = (
             ThreadPoolExecutor(len(addresses), thread_name_prefix="servers") if len(addresses) > 1 else None
@@ -247,7 +256,7 @@ class RemoteStore:
                 raise error
         return [future.result() for future in futures]
 
-    def _call(self, connection: Connection, method: str, message: Message, timeout: float | None) -> Message:
+    def _call(self, connection: Caller, method: str, message: Message, timeout: float | None) -> Message:
         """One call, sent again with the same number if the connection breaks: it takes effect once."""
         return retried(
             lambda: connection.call(method, message, timeout=timeout),

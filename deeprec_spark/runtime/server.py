@@ -17,7 +17,7 @@ from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.runtime.errors import JobEndedError, StaleNodeError
 from deeprec_spark.runtime.gather import Gather
 from deeprec_spark.runtime.messages import Message
-from deeprec_spark.runtime.options import Mode, check_topology, describe_rank
+from deeprec_spark.runtime.options import Mode, Placement, check_topology, describe_rank
 from deeprec_spark.runtime.store_messages import (
     Sender,
     decode_pull,
@@ -40,9 +40,10 @@ class ServerOptions:
     num_workers: int
     mode: Mode = "async"
     sync_timeout: float = DEFAULT_SYNC_TIMEOUT
+    placement: Placement = "separate"
 
     def __post_init__(self) -> None:
-        check_topology(self.num_ps, self.num_workers, self.mode)
+        check_topology(self.num_ps, self.num_workers, self.mode, self.placement)
 
     @property
     def worker_ranks(self) -> range:
