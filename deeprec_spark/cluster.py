@@ -14,6 +14,7 @@ from deeprec_spark.runtime.cut import Cutter
 from deeprec_spark.runtime.launch import LaunchOptions, NodeGroup, launch_nodes
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions, Mode, Placement, check_topology
+from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.training.worker import ENTRY, WorkerJob
@@ -109,6 +110,10 @@ class TrainingCluster:
     ) -> list[PhaseResult]:
         """Run one phase on the workers; results in rank order."""
         return self._running().run_phase(phase, on_progress=on_progress, on_tick=on_tick)
+
+    def observe(self) -> dict[int, Answer]:
+        """What the nodes with tables count of them, by rank."""
+        return self._running().order("observe", {}, self.cutter.table_ranks)
 
     @property
     def cutter(self) -> Cutter:

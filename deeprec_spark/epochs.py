@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.data import ParquetDataset
-from deeprec_spark.runtime.phases import Phase, Progress
+from deeprec_spark.data.arrays import unpack_arrays
+from deeprec_spark.position import EpochPosition, WorkerArrays
+from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
 from deeprec_spark.runtime.work_queue import WorkQueue
 
 MAX_LEASE_ROWS = 65_536
@@ -117,6 +119,22 @@ class EpochPlan:
         batch = self.worker_batch_size
         rows = min(max(share, batch), MAX_LEASE_ROWS)
         return dataset.chunked(max(rows // batch, 1) * batch)
+
+
+@dataclass
+class RunningEpoch:
+    """The epoch in the hands of the workers: where it began, and whether a callback has ended it."""
+
+    before: EpochPosition = field(default_factory=EpochPosition)
+    first_step: int = 0
+    active: bool = False
+    stopped: bool = False
+
+
+def worker_arrays_of(result: PhaseResult) -> WorkerArrays:
+    """A worker's metric states and random state, as its result of an epoch brings them."""
+    arrays, count = unpack_arrays(result.blob), int(result.data["metrics"])
+    return WorkerArrays(arrays[:count], arrays[count:])
 
 
 def summarize(reports: Sequence[Progress]) -> tuple[int, int, dict[str, float]]:

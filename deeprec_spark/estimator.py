@@ -28,6 +28,7 @@ from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.session import current_session
 from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe
+from deeprec_spark.tracing import FitObserver, FitReport
 from deeprec_spark.training import optimizers
 from deeprec_spark.training.driver_model import DriverModel, label_kinds
 from deeprec_spark.training.options import TrainerOptions
@@ -131,6 +132,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         self._spark = spark
         self._cluster_options = options.cluster(spark)
         self._checkpoint: str | None = None
+        self._observer: FitObserver | None = None
 
     def fit(
         self,
@@ -284,6 +286,16 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             )
         return inference.predict(frame, model, batch_size=batch_size)
 
+    def report(self) -> FitReport:
+        """Where the time of the last `fit` went: stages by worker, load by server and table; also of one that failed.
+
+        Raises:
+            ValueError: this estimator has not been fitted.
+        """
+        if self._observer is None:
+            raise ValueError("There is nothing to report yet: call fit first. Received: no fit")
+        return self._observer.report()
+
     def get_model(self) -> keras.Model:
         """The Keras model with the trained weights; its SparseEmbedding layers read the last checkpoint."""
         directory = self._trained()
@@ -399,6 +411,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             warm_start=self.options.warm_start,
         )
         self.statistics = loop.statistics
+        self._observer = loop.observer
         try:
             return loop.run(lambda: TrainingCluster(self._spark, self._cluster_options, job))
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark import checkpoint
@@ -14,16 +14,18 @@ from deeprec_spark.data.arrays import unpack_arrays
 from deeprec_spark.embedding.filesystem import delete_directory, join, redacted, resolve
 from deeprec_spark.embedding.store import CheckpointFile
 from deeprec_spark.embedding.warm_start import WarmStart
-from deeprec_spark.epochs import EpochPlan, summarize
+from deeprec_spark.epochs import EpochPlan, RunningEpoch, summarize, worker_arrays_of
 from deeprec_spark.fit_options import FitOptions, FitStatistics
 from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays, worker_arrays
 from deeprec_spark.progress import ProgressDisplay
 from deeprec_spark.recovery import RestartOptions, with_restarts
 from deeprec_spark.runtime.cut import Cut
 from deeprec_spark.runtime.errors import TerminatedError
-from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
+from deeprec_spark.runtime.phases import Phase, Progress
 from deeprec_spark.saving import CheckpointOptions, Draft, Saver, SaveRecord, Termination
 from deeprec_spark.staging import StagedData
+from deeprec_spark.tracing import FitObserver
+from deeprec_spark.tracing.report import split_line
 from deeprec_spark.training import metrics
 from deeprec_spark.training.callbacks import CallbackHost
 from deeprec_spark.training.driver_model import DriverModel
@@ -100,9 +102,12 @@ class FitLoop:
         self._best: str | None = None
         self._begun = self._ended = self._ready = False
         self._running_epoch: int | None = None
-        self._epoch = _RunningEpoch()
+        self._epoch = RunningEpoch()
         self._step = 0
         self.statistics = FitStatistics()
+        self.observer = FitObserver(
+            cluster.mode, cluster.num_ps, {spec.name: spec.embedding_dim for spec in driver.table_specs}
+        )
 
     @property
     def last_checkpoint(self) -> str | None:
@@ -126,6 +131,8 @@ class FitLoop:
                 on_restart=self._on_restart,
                 interrupt=self._termination.asked,
             )
+        if self._options.verbose:
+            logger.info("Where the time went:\n%s", self.observer.report())
         return self._host.history
 
     # --- one attempt: a cluster from its start to the last epoch ---
@@ -137,6 +144,7 @@ class FitLoop:
         with start_cluster() as cluster:
             self._cluster = cluster
             cluster.wait_ready(self._stop_if_asked)
+            self.observer.nodes_started()
             self._saver = Saver(
                 cluster.cutter,
                 self._checkpoints,
@@ -216,7 +224,7 @@ class FitLoop:
             logs = self._train_epoch() if within is None or within.logs is None else dict(within.logs)
             if self._validation is not None and (epoch + 1) % options.validation_freq == 0:
                 logs |= {f"val_{name}": value for name, value in self._validate(self._validation).items()}
-            self._display.end(logs)
+            self._display.end(logs, split_line(self.observer.running))
             # Callbacks may save this state, so the position moves on before them.
             self._move_on()
             stop = self._host.epoch_end(epoch, logs)
@@ -245,7 +253,7 @@ class FitLoop:
     def _train_epoch(self) -> dict[str, float]:
         options, position, plan = self._options, self._position, self._plan
         before = position.within or EpochPosition()
-        running = self._epoch = _RunningEpoch(before, self._step)
+        running = self._epoch = RunningEpoch(before, self._step)
         dataset = plan.rows(position.done_epochs)
         payload: dict[str, Any] = {
             "epoch": position.done_epochs,
@@ -264,12 +272,13 @@ class FitLoop:
             )
         finally:
             running.active = False
+        self._observe([Progress(result.rank, result.data) for result in results])
         self._resuming = False
         self._step = max([self._step, *(int(result.data["step"]) for result in results)])
         trained = before.samples + sum(result.data["samples"] for result in results)
         # What a lost worker counted is lost with it, but an epoch that was not stopped has all its rows.
         samples = trained if running.stopped else dataset.num_rows
-        parts = [_worker_arrays(result) for result in results]
+        parts = [worker_arrays_of(result) for result in results]
         logs = self._metrics_of(
             [*([before.metrics] if before.metrics else []), *(part.metrics for part in parts)]
         )
@@ -285,6 +294,13 @@ class FitLoop:
         self.statistics.seconds += max((result.data["seconds"] for result in results), default=0.0)
         return dict(logs)
 
+    def _observe(self, results: Sequence[Progress]) -> None:
+        """At the end of an epoch: what its workers say of it, and what the nodes count of their tables."""
+        self.observer.workers(results)
+        self.observer.epoch_end()
+        for rank, answer in self._cluster.observe().items():
+            self.observer.server(rank, answer.data["tables"])
+
     def _on_progress(self, reports: Sequence[Progress]) -> None:
         running = self._epoch
         samples, steps, logs = summarize(reports)
@@ -292,7 +308,8 @@ class FitLoop:
             # Synchronous workers take each step together.
             steps = max((report.data["steps"] for report in reports), default=0)
         self._step = max(self._step, running.first_step + steps)
-        self._display.update(running.before.samples + samples, logs)
+        self.observer.workers(reports)
+        self._display.update(running.before.samples + samples, logs, split_line(self.observer.running))
         if self._host.progress(running.before.updates + steps, logs) and not running.stopped:
             logger.info("Training stops at step %d: a callback asked for it", self._step)
             running.stopped = True
@@ -373,7 +390,7 @@ class FitLoop:
             )
         return position.to_dict()
 
-    def _within(self, cut: Cut, running: _RunningEpoch) -> EpochPosition:
+    def _within(self, cut: Cut, running: RunningEpoch) -> EpochPosition:
         before, workers = running.before, worker_arrays(cut)
         # A worker that was just started again has nothing to tell yet.
         samples = before.samples + sum(int(state.data.get("samples", 0)) for state in cut.workers.values())
@@ -447,6 +464,7 @@ class FitLoop:
 
     def _on_restart(self, error: Exception) -> None:
         self.statistics.restarts += 1
+        self.observer.restarts += 1
 
     def _finish(self) -> None:
         """Commit a checkpoint of the state that the nodes hold; nothing is left to go on with."""
@@ -473,21 +491,6 @@ class FitLoop:
         self._pull_dense()
         self._cluster.cutter.restore(list(chain), save_id, warm_start)
         self._pull_dense()
-
-
-@dataclass
-class _RunningEpoch:
-    """The epoch in the hands of the workers: where it began, and whether a callback has ended it."""
-
-    before: EpochPosition = field(default_factory=EpochPosition)
-    first_step: int = 0
-    active: bool = False
-    stopped: bool = False
-
-
-def _worker_arrays(result: PhaseResult) -> WorkerArrays:
-    arrays, count = unpack_arrays(result.blob), int(result.data["metrics"])
-    return WorkerArrays(arrays[:count], arrays[count:])
 
 
 __all__ = ["FitLoop", "FitOptions", "FitStatistics"]

@@ -69,28 +69,30 @@ class ProgressDisplay:
         if self._bar:
             self._task = self._bar.add_task(label, total=total, status="")
 
-    def update(self, samples: int, logs: Mapping[str, float]) -> None:
-        """Show that `samples` of the phase are done, and its metrics so far."""
+    def update(self, samples: int, logs: Mapping[str, float], split: str = "") -> None:
+        """Show that `samples` of the phase are done, its metrics so far, and where the time of its steps goes."""
         self._samples = samples
+        status = self._status(logs, split)
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=samples, status=self._status(logs))
+            self._bar.update(self._task, completed=samples, status=status)
         elif self._verbose == 1 and time.monotonic() >= self._next_log:
             self._next_log = time.monotonic() + LOG_SECONDS
-            logger.info("%s: %d/%d samples, %s", self._label, samples, self._total, self._status(logs))
+            logger.info("%s: %d/%d samples, %s", self._label, samples, self._total, status)
 
     def saved(self, step: int, pause: float, write: float) -> None:
         """Say beside the bar that a checkpoint was written; elsewhere the log says it."""
         if self._bar:
             self._bar.console.print(f"saved step {step}: held {pause:.3f} s, wrote for {write:.1f} s")
 
-    def end(self, logs: Mapping[str, float]) -> None:
+    def end(self, logs: Mapping[str, float], split: str = "") -> None:
         """Finish the phase with its final metrics."""
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=self._total, status=self._status(logs))
+            self._bar.update(self._task, completed=self._total, status=self._status(logs, split))
         if self._verbose:
             seconds = time.monotonic() - self._started
-            logger.info("%s: %.1f s, %s", self._label, seconds, self._status(logs))
+            logger.info("%s: %.1f s, %s", self._label, seconds, self._status(logs, split))
 
-    def _status(self, logs: Mapping[str, float]) -> str:
+    def _status(self, logs: Mapping[str, float], split: str) -> str:
         speed = self._samples / max(time.monotonic() - self._started, 1e-9)
-        return f"{speed:,.0f} samples/s" + "".join(f", {name} {value:.4f}" for name, value in logs.items())
+        parts = [f"{speed:,.0f} samples/s", *(f"{name} {value:.4f}" for name, value in logs.items())]
+        return ", ".join([*parts, split] if split else parts)

@@ -17,6 +17,7 @@ from deeprec_spark.estimator import Estimator, KerasEstimator
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.runtime.errors import NodeError, SlotsError
+from deeprec_spark.tracing import STAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,6 +88,27 @@ def test_fit_learns_and_reports(trained: KerasEstimator) -> None:
     assert trained.statistics.steps == 3 * ROWS // 50
     assert trained.statistics.tables["user_table"]["rows"] == 40
     assert trained.statistics.tables["city_table"]["rows"] == 7
+
+
+def test_the_report_says_where_the_time_went(trained: KerasEstimator) -> None:
+    report = trained.report()
+    [worker] = report.workers
+    assert (worker.samples, worker.steps, worker.slowdown) == (3 * ROWS, 3 * ROWS // 50, 1.0)
+    assert all(worker.stages[stage] > 0 for stage in STAGES)
+    # What the training thread does itself fits into its time.
+    assert sum(worker.stages[stage] for stage in ("pull", "compute", "push", "wait")) <= worker.seconds
+    shards = {shard.table: shard for shard in report.shards}
+    assert {name: shard.rows for name, shard in shards.items()} == {"user_table": 40, "city_table": 7}
+    # At least one key in each step, and a row's worth of bytes there and back for each.
+    assert shards["city_table"].keys >= worker.steps
+    assert shards["city_table"].moved_bytes == shards["city_table"].keys * 4 * 4 * 2
+    assert "user_table" in str(report)
+
+
+def test_there_is_no_report_before_a_fit(spark: SparkSession, tmp_path: Path) -> None:
+    estimator = Estimator.from_keras(model_creator=creator, model_dir=str(tmp_path), spark=spark)
+    with pytest.raises(ValueError, match="call fit first"):
+        estimator.report()
 
 
 def test_fit_leaves_one_checkpoint_and_no_staged_data(trained: KerasEstimator) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import keras
@@ -14,6 +16,8 @@ from deeprec_spark.data.batch import Batch
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.options import CounterFilter, EmbeddingVariableOption
 from deeprec_spark.layers import SparseEmbedding
+from deeprec_spark.tracing.spans import SpanRing, TraceBounds
+from deeprec_spark.tracing.stages import StageClock
 from deeprec_spark.training.checks import NonFiniteError
 from deeprec_spark.training.pipeline import Begin, PipelineOptions, StepPipeline
 from deeprec_spark.training.trainer import Trainer, TrainerOptions
@@ -208,3 +212,25 @@ def test_giving_up_early_closes_the_source_and_ends_the_threads() -> None:
 def test_options_that_cannot_be(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="Received: depth="):
         PipelineOptions(**arguments)
+
+
+@pytest.mark.parametrize(
+    "options", [PipelineOptions(0), PipelineOptions(2), PipelineOptions(2, max_staleness=1)]
+)
+def test_each_stage_of_each_step_is_timed(options: PipelineOptions) -> None:
+    made = trainer()
+    clock = StageClock(SpanRing(TraceBounds(1000)))
+    started = time.monotonic()
+    assert len(list(StepPipeline(made, options, clock=clock).train(tagged(batches())))) == STEPS
+    took = time.monotonic() - started
+    assert clock.spans is not None
+    spans = clock.spans.drain()
+    for stage in ("prepare", "pull", "compute", "push"):
+        assert [span.number for span in spans if span.name == stage] == list(range(1, STEPS + 1))
+        assert 0 < clock.seconds[stage] < took
+    # One more: the reading that finds the end.
+    assert sum(span.name == "read" for span in spans) >= STEPS + 1
+    here = [span for span in spans if span.thread == threading.current_thread().name]
+    assert sum(span.seconds for span in here) <= took
+    here.sort(key=lambda span: span.start)
+    assert all(before.start + before.seconds <= after.start for before, after in pairwise(here))

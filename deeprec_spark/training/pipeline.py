@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from deeprec_spark.data.batch import Batch
+from deeprec_spark.tracing.stages import StageClock
 
 if TYPE_CHECKING:
     from deeprec_spark.embedding.store import PullReply
@@ -91,6 +92,7 @@ class StepPipeline:
         trainer: an initialized Trainer.
         options: see PipelineOptions.
         gate: asked before each step's pull, told after each push.
+        clock: counts the seconds of each stage.
 
     Example:
         >>> pipeline = StepPipeline(trainer, PipelineOptions(depth=2))
@@ -99,10 +101,15 @@ class StepPipeline:
     """
 
     def __init__(
-        self, trainer: Trainer, options: PipelineOptions | None = None, gate: Gate[Any] | None = None
+        self,
+        trainer: Trainer,
+        options: PipelineOptions | None = None,
+        gate: Gate[Any] | None = None,
+        clock: StageClock | None = None,
     ) -> None:
         self._trainer = trainer
         self._gate: Gate[Any] = gate or OpenGate()
+        self.clock = clock or StageClock()
         self.options = options or PipelineOptions()
         self.stale_pulls = 0
         """Pulls that ran ahead of at least one push of this worker."""
@@ -115,26 +122,49 @@ class StepPipeline:
         dropped untrained. A batch without samples is a step all the same (see `Trainer.train_empty`).
         """
         if self.options.depth == 0:
-            yield from self._in_order((batch, None, tag) for batch, tag in batches)
+            source = iter(batches)
+            yield from self._in_order(iter(lambda: self._read(source), None))
             return
         with ExitStack() as stack:
-            steps = _read_ahead(stack, iter(batches), self._trainer, self.options.depth)
+            steps = self._read_ahead(stack, iter(batches))
             if self.options.max_staleness == 0:
                 yield from self._in_order(steps)
             else:
                 yield from self._ahead(steps, _executor(stack, "store"))
 
-    def _in_order(self, steps: Iterable[_Step[Tag]]) -> Iterator[Tag]:
-        trainer = self._trainer
-        for batch, prepared, tag in steps:
-            if self._gate.begin(tag, wait=True) is Begin.STOP:
+    def _read(self, batches: Iterator[tuple[Batch, Tag]]) -> _Step[Tag] | None:
+        """The next batch, read and prepared; None after the last one."""
+        with self.clock.stage("read"):
+            entry = next(batches, None)
+        if entry is None:
+            return None
+        batch, tag = entry
+        if not batch.size:
+            return batch, None, tag
+        with self.clock.stage("prepare"):
+            return batch, self._trainer.prepare(batch), tag
+
+    def _read_ahead(self, stack: ExitStack, batches: Iterator[tuple[Batch, Tag]]) -> Iterator[_Step[Tag]]:
+        """The steps, read and prepared up to `depth` batches ahead in a thread that ends with the stack."""
+        stack.callback(_close, batches)
+        reader = _executor(stack, "prepare")
+        # The trace that finds a batch's ids is made in the caller's thread: Keras keeps its scopes by thread.
+        self._trainer.record()
+        ahead = deque(reader.submit(self._read, batches) for _ in range(self.options.depth))
+        while True:
+            with self.clock.stage("wait"):
+                step = ahead.popleft().result()
+            if step is None:
                 return
-            if prepared is None:
-                trainer.train_step(batch)
-            else:
-                trainer.push(prepared, trainer.compute(prepared, trainer.pull(prepared)))
-            self._gate.end(tag)
-            yield tag
+            ahead.append(reader.submit(self._read, batches))
+            yield step
+
+    def _in_order(self, steps: Iterable[_Step[Tag]]) -> Iterator[Tag]:
+        for step in steps:
+            if self._begin(step[2], wait=True) is Begin.STOP:
+                return
+            self._push(step, self._compute(step, self._pull(step)))
+            yield step[2]
 
     def _ahead(self, steps: Iterator[_Step[Tag]], store: ThreadPoolExecutor) -> Iterator[Tag]:
         """Pulls and pushes in one thread, so that their order is fixed: pull i + max_staleness, then push i."""
@@ -144,8 +174,8 @@ class StepPipeline:
         while True:
             while waiting is not None and len(pulled) <= self.options.max_staleness:
                 if not pulled:
-                    yield from _finished(pushed, all_of_them=True)
-                answer = self._gate.begin(waiting[2], wait=not pulled)
+                    yield from self._finished(pushed, all_of_them=True)
+                answer = self._begin(waiting[2], wait=not pulled)
                 if answer is Begin.HELD:
                     break
                 if answer is Begin.STOP:
@@ -157,65 +187,51 @@ class StepPipeline:
             if not pulled:
                 break
             step, reply = pulled.popleft()
-            result = self._compute(step, reply.result())
+            with self.clock.stage("wait"):
+                rows = reply.result()
+            result = self._compute(step, rows)
             pushed.append((step[2], store.submit(self._push, step, result)))
-            yield from _finished(pushed, all_of_them=False)
-        yield from _finished(pushed, all_of_them=True)
+            yield from self._finished(pushed, all_of_them=False)
+        yield from self._finished(pushed, all_of_them=True)
+
+    def _finished(self, pushed: deque[tuple[Tag, Future[None]]], *, all_of_them: bool) -> Iterator[Tag]:
+        """The tags whose push has ended, in order; raises what a push raised."""
+        while pushed and (all_of_them or pushed[0][1].done()):
+            tag, future = pushed.popleft()
+            with self.clock.stage("wait"):
+                future.result()
+            yield tag
+
+    def _begin(self, tag: Any, *, wait: bool) -> Begin:
+        with self.clock.stage("wait"):
+            return self._gate.begin(tag, wait=wait)
 
     def _pull(self, step: _Step[Any]) -> PullReply | None:
         _, prepared, _ = step
-        return None if prepared is None else self._trainer.pull(prepared)
+        if prepared is None:
+            return None
+        with self.clock.stage("pull"):
+            return self._trainer.pull(prepared)
 
     def _compute(self, step: _Step[Any], reply: PullReply | None) -> TrainResult | None:
         _, prepared, _ = step
-        return None if prepared is None or reply is None else self._trainer.compute(prepared, reply)
+        if prepared is None or reply is None:
+            return None
+        with self.clock.stage("compute"):
+            return self._trainer.compute(prepared, reply)
 
     def _push(self, step: _Step[Any], result: TrainResult | None) -> None:
         batch, prepared, tag = step
-        if prepared is None or result is None:
-            self._trainer.train_step(batch)
-        else:
-            self._trainer.push(prepared, result)
+        with self.clock.stage("push"):
+            if prepared is None or result is None:
+                self._trainer.train_step(batch)
+            else:
+                self._trainer.push(prepared, result)
         self._gate.end(tag)
 
 
 _Step = tuple[Batch, "PreparedBatch | None", Tag]
 """A batch, its first stage's result (None: it has no samples, or was not prepared), and its tag."""
-
-
-def _read_ahead(
-    stack: ExitStack, batches: Iterator[tuple[Batch, Tag]], trainer: Trainer, depth: int
-) -> Iterator[_Step[Tag]]:
-    """The steps of the batches, read and prepared up to `depth` ahead in a thread that ends with the stack."""
-    stack.callback(_close, batches)
-    reader = _executor(stack, "prepare")
-    ahead: deque[Future[_Step[Tag] | None]] = deque()
-
-    def read() -> _Step[Tag] | None:
-        entry = next(batches, None)
-        if entry is None:
-            return None
-        batch, tag = entry
-        return batch, trainer.prepare(batch) if batch.size else None, tag
-
-    # The trace that finds a batch's ids is made in the caller's thread: Keras keeps its scopes by thread.
-    trainer.record()
-    for _ in range(depth):
-        ahead.append(reader.submit(read))
-    while True:
-        step = ahead.popleft().result()
-        if step is None:
-            return
-        ahead.append(reader.submit(read))
-        yield step
-
-
-def _finished(pushed: deque[tuple[Tag, Future[None]]], *, all_of_them: bool) -> Iterator[Tag]:
-    """The tags whose push has ended, in order; raises what a push raised."""
-    while pushed and (all_of_them or pushed[0][1].done()):
-        tag, future = pushed.popleft()
-        future.result()
-        yield tag
 
 
 def _executor(stack: ExitStack, name: str) -> ThreadPoolExecutor:

@@ -20,6 +20,7 @@ from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.runtime.context import WorkerContext
 from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.worker_client import LeasedItem, PhaseTask, WorkerClient
+from deeprec_spark.tracing.stages import StageClock
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.pipeline import Begin, PipelineOptions, StepPipeline
 
@@ -138,7 +139,7 @@ class Worker:
         """All steps of an epoch, from step `done` on, or fewer where the driver ends it."""
         gate, trainer = self._gate, self._trainer
         work = self._steps(task, options, skip=done * options.batch_size)
-        pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate))
+        pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate), meter.clock)
         for step in pipeline.train((step.batch, step) for step in work):
             meter.count(step.batch.size)
             self._complete(step)
@@ -146,9 +147,10 @@ class Worker:
                 gate.forget(item.index)
         # Ranks of a synchronous job take the same number of steps; one that is out of rows takes part with none.
         for _ in range(done + meter.steps, task.payload.get("steps") or 0):
-            if not gate.begin():
-                return
-            trainer.train_empty()
+            with meter.clock.stage("wait"):
+                if not gate.begin():
+                    return
+                trainer.train_empty()
             gate.end()
             meter.count(0)
 
@@ -263,11 +265,12 @@ class ResumedWorker:
 
 
 class _Meter:
-    """Counts steps and samples, and reports them about once a second."""
+    """Counts steps, samples and the seconds of stages, and reports them about once a second."""
 
     def __init__(self, client: WorkerClient, trainer: Trainer) -> None:
         self._client = client
         self._trainer = trainer
+        self.clock = StageClock()
         self._started = time.monotonic()
         self._next_report = self._started + PROGRESS_SECONDS
         self.steps = 0
@@ -280,17 +283,19 @@ class _Meter:
             self.report()
 
     def report(self) -> None:
-        self._client.progress(
-            {"steps": self.steps, "samples": self.samples, "logs": self._trainer.metric_results()}
-        )
+        self._client.progress({**self._counts(), "logs": self._trainer.metric_results()})
         self._next_report = time.monotonic() + PROGRESS_SECONDS
 
     def result(self) -> dict[str, Any]:
+        return {**self._counts(), "step": self._trainer.step}
+
+    def _counts(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
             "samples": self.samples,
             "seconds": time.monotonic() - self._started,
-            "step": self._trainer.step,
+            "stages": dict(self.clock.seconds),
+            "incarnation": self._client.incarnation,
         }
 
 
