@@ -122,10 +122,14 @@ class PeerProcess:
             self._process.wait(END_SECONDS)
 
 
-def environment_python(name: str, packages: Sequence[str], probe: str) -> str:
+def environment_python(name: str, packages: Sequence[str], probe: str, *, pinless: Sequence[str] = ()) -> str:
     """The interpreter of a peer's own environment, made at first use below the user's cache directory.
 
-    `probe` is a statement that fails there if the environment has to be made.
+    Arguments:
+        name: of the environment.
+        packages: with all that they depend on.
+        probe: a statement that fails there if the environment has to be made.
+        pinless: packages whose own pins cannot be met; installed without what they depend on.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     home = cache / "deeprec-spark" / "benchmarks" / name
@@ -135,6 +139,9 @@ def environment_python(name: str, packages: Sequence[str], probe: str) -> str:
     say(f"making the environment of {name}: {', '.join(packages)}")
     subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, timeout=1800)
+    if pinless:
+        command = [python, "-m", "pip", "install", "--quiet", "--no-deps", *pinless]
+        subprocess.run(command, check=True, timeout=1800)
     return str(python)
 
 

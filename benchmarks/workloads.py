@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 DENSE = 13
+SAMPLES = 48 * 2048
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ WORKLOADS = {
 }
 
 
-def workload(model: str, batch: int, ids: int | None = None) -> Workload:
-    """A model's data at another batch size, and with another number of ids."""
+def workload(model: str, batch: int, ids: int | None = None, samples: int | None = None) -> Workload:
+    """A model's data at another batch size, and with another number of ids or samples."""
     found = WORKLOADS[model]
-    # Fewer large batches: each is data of its own, and memory is not what is measured.
-    batches = 48 if found.length == 0 else 24
-    return replace(found, batch=batch, batches=batches, ids=ids or found.ids)
+    # The same samples at any batch size. Bags are large: fewer, since memory is not what is measured.
+    wanted = samples or (SAMPLES if found.length == 0 else SAMPLES // 2)
+    return replace(found, batch=batch, batches=max(wanted // batch, 1), ids=ids or found.ids)

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.contestants import selected
 from benchmarks.peer_process import bar_chart
 from benchmarks.peers.protocol import Data
+from benchmarks.training_report import overview, ratios
 from benchmarks.workloads import Workload
 from tests.conftest import ROOT
 
@@ -44,34 +47,83 @@ def test_the_plot_is_well_formed() -> None:
     assert bars[0] == pytest.approx(4 * bars[1])
 
 
-@pytest.mark.timeout(240)
-def test_a_tiny_run_ends_with_its_result() -> None:
-    arguments = [
+def test_ratios_are_named_after_the_peers() -> None:
+    rates = {"embedded": 20_000.0, "1+1": 15_000.0, "2+2": 12_000.0, "tfra": 10_000.0, "tfps": 5_000.0}
+    assert ratios(rates) == {
+        "vs_tfra": 2.0,
+        "vs_tfps": 4.0,
+        "ps_vs_embedded": 0.75,
+        "ps_vs_2_2": 1.25,
+        "ps_vs_tfra": 1.5,
+        "ps_vs_tfps": 3.0,
+    }
+    assert ratios({"torch": 1.0, "tfra": 2.0}) == {}
+
+
+def test_the_overview_has_a_row_for_each_run(tmp_path: Path) -> None:
+    for model, batch, rate in (("dlrm", 2048, 3000.0), ("dlrm", 512, 2000.0), ("bags", 512, 1000.0)):
+        found = {
+            "model": model,
+            "batch": batch,
+            "samples_per_s": {"torch": rate / 2, "embedded": rate},
+            "vs_torch": 2.0,
+        }
+        (tmp_path / f"training-{model}-{batch}.json").write_text(json.dumps(found))
+    overview(tmp_path)
+    lines = (tmp_path / "training-results.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| [")]
+    assert [row.split("|")[2].strip() for row in rows] == ["512", "2,048", "512"]
+    assert rows[0] == "| [dlrm](training-dlrm-512.md) | 512 | 2,000 | 1,000 |"
+
+
+def test_peers_that_are_unknown_or_cannot_train_the_model_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Received: tensorrec"):
+        selected(["embedded", "tensorrec"], "dlrm")
+    with pytest.raises(ValueError, match=r"no model bags.*Received: tfps"):
+        selected(["embedded", "tfps"], "bags")
+    assert {"embedded", "keras", "torch", "tfra"} <= {peer.name for peer in selected(None, "bags")}
+
+
+def run_benchmark(*arguments: str) -> dict[str, Any]:
+    short = [
         "--batch",
         "64",
         "--ids",
         "2600",
-        "--steps",
-        "2",
+        "--samples",
+        "1024",
+        "--seconds",
+        "0.2",
         "--rounds",
         "2",
         "--warmup",
-        "1",
-        "--peers",
-        "embedded",
-        "--no-docs",
-        "--no-calibration",
+        "0.1",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.training", *arguments],
+        [sys.executable, "-m", "benchmarks.training", *short, "--no-docs", "--no-calibration", *arguments],
         cwd=ROOT,
         env=dict(os.environ),
         capture_output=True,
         text=True,
         timeout=220,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     *_, last = done.stdout.strip().splitlines()
-    result = json.loads(last.removeprefix("RESULT "))
-    assert result["samples_per_s"]["embedded"] > 0
+    result: dict[str, Any] = json.loads(last.removeprefix("RESULT "))
+    return result
+
+
+@pytest.mark.timeout(240)
+def test_a_tiny_run_ends_with_its_result() -> None:
+    result = run_benchmark("--peers", "embedded,1+1,tfps")
+    assert set(result["samples_per_s"]) == {"embedded", "1+1", "tfps"}
+    assert min(result["samples_per_s"].values()) > 0
+    assert result["ps_vs_tfps"] > 0
     assert (result["model"], result["batch"], result["ids"]) == ("dlrm", 64, 2600)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("model", "peer"), [("wdl", "keras"), ("deepfm", "embedded"), ("bags", "embedded")])
+def test_every_model_is_trained_by_processes_that_start_anew(model: str, peer: str) -> None:
+    result = run_benchmark("--model", model, "--peers", peer, "--fresh", "--rounds", "1")
+    assert result["samples_per_s"][peer] > 0

@@ -5,13 +5,17 @@ Imports nothing but numpy, since peers run in environments of their own.
     start      python -m benchmarks.peers.<name> '{"data": "batches.npz", "intra": 2, …}'
     answer     {"ready": true, "version": "…"}
     request    {"steps": 40}
-    answer     {"seconds": 5.2, "loss": 0.51}       # wall time of these steps; mean loss of the last one or all
+    answer     {"seconds": 5.2, "steps": 40, "loss": 0.51}
     end        standard input closes
+
+`seconds` is the wall time of these steps, and `loss` their mean or that of the last one. There may be more `steps` than
+were asked for, where a peer does whole epochs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -56,16 +60,20 @@ class Data:
             yield from range(len(self.label))
 
 
-def serve(version: str, run: Callable[[int], float]) -> None:
-    """Answer requests until standard input closes; `run(steps)` trains and returns a loss."""
-    _answer({"ready": True, "version": version})
+def serve(version: str, run: Callable[[int], float], *, granularity: int = 1) -> None:
+    """Answer requests until standard input closes; `run(steps)` trains and returns a loss.
+
+    It is asked for multiples of `granularity`.
+    """
+    answer({"ready": True, "version": version})
     for line in sys.stdin:
-        steps = json.loads(line)["steps"]
+        steps = math.ceil(json.loads(line)["steps"] / granularity) * granularity
         start = time.perf_counter()
         loss = run(steps)
-        _answer({"seconds": time.perf_counter() - start, "loss": loss})
+        answer({"seconds": time.perf_counter() - start, "steps": steps, "loss": loss})
 
 
-def _answer(message: dict[str, Any]) -> None:
+def answer(message: dict[str, Any]) -> None:
+    """Write one answer."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()

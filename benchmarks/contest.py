@@ -1,0 +1,139 @@
+"""Contestants timed in turns: settings tried, processes warmed up, rounds in alternation."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.contestants import Peer
+from benchmarks.peer_process import PeerProcess, say
+
+
+@dataclass(frozen=True)
+class ContestOptions:
+    """How long and how often.
+
+    Arguments:
+        seconds: of each contestant in each round, about.
+        warmup: seconds before its first round.
+        trial: seconds for each of its settings; 0 takes its last ones untried.
+        rounds: of all contestants in turns.
+        fresh: a new process for each contestant and round, so that one at a time needs memory; else all stay.
+    """
+
+    seconds: float = 5.0
+    warmup: float = 6.0
+    trial: float = 2.0
+    rounds: int = 5
+    fresh: bool = False
+
+
+@dataclass
+class Measurement:
+    """What one contestant did."""
+
+    peer: Peer
+    python: str
+    settings: Mapping[str, Any]
+    version: str = ""
+    trials: list[tuple[Mapping[str, Any], float]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Median samples a second over the rounds."""
+        return statistics.median(self.rates)
+
+
+class Contest:
+    """One comparison on one set of batches.
+
+    Arguments:
+        data: the file of batches.
+        batch: samples of a step.
+        options: see ContestOptions.
+    """
+
+    def __init__(self, data: Path, batch: int, options: ContestOptions) -> None:
+        self._data, self._batch, self._options = data, batch, options
+
+    def run(self, contestants: Sequence[Peer]) -> list[Measurement]:
+        """Try all settings, then time everybody in turns.
+
+        Raises:
+            RuntimeError: a contestant died, or none of its settings runs; with the end of its log.
+        """
+        with ExitStack() as stack:
+            self._log: IO[str] = stack.enter_context(
+                tempfile.NamedTemporaryFile("w", prefix="benchmark-", suffix=".log", delete=False)
+            )
+            measured = [self._prepared(peer) for peer in contestants]
+            if self._options.fresh:
+                self._rounds(measured, self._fresh)
+            else:
+                processes = {result.peer.name: stack.enter_context(self._warm(result)) for result in measured}
+                self._rounds(measured, lambda result: self._round(result, *processes[result.peer.name]))
+        return measured
+
+    def _rounds(self, measured: Sequence[Measurement], play: Any) -> None:
+        for number in range(self._options.rounds):
+            for result in measured:
+                play(result)
+            rates = ", ".join(f"{result.peer.name} {result.rates[-1]:,.0f}" for result in measured)
+            say(f"round {number + 1}/{self._options.rounds}: {rates} samples/s")
+
+    def _prepared(self, peer: Peer) -> Measurement:
+        """Make its environment, and choose the fastest of its settings."""
+        result = Measurement(peer, peer.python(), peer.settings[-1])
+        if not self._options.trial or len(peer.settings) == 1:
+            return result
+        for settings in peer.settings:
+            try:
+                with peer.start(result.python, self._data, settings, self._log) as process:
+                    rate, _ = self._timed(process, self._first_rate(process), self._options.trial)
+            except RuntimeError as error:
+                say(f"  {peer.name} {dict(settings)}: fails ({str(error).splitlines()[0]})")
+                continue
+            say(f"  {peer.name} {dict(settings)}: {rate:,.0f} samples/s")
+            result.trials.append((settings, rate))
+        if not result.trials:
+            raise RuntimeError(
+                f"No setting of peer {peer.name} runs; see {self._log.name}. Received: settings {peer.settings}"
+            )
+        result.settings = max(result.trials, key=lambda trial: trial[1])[0]
+        return result
+
+    @contextmanager
+    def _warm(self, result: Measurement) -> Iterator[tuple[PeerProcess, float]]:
+        """Its process, trained for the warm-up, and its rate there."""
+        with result.peer.start(result.python, self._data, result.settings, self._log) as process:
+            result.version = process.ready["version"]
+            rate, _ = self._timed(process, self._first_rate(process), self._options.warmup)
+            yield process, rate
+
+    def _fresh(self, result: Measurement) -> None:
+        with self._warm(result) as (process, rate):
+            self._round(result, process, rate)
+
+    def _round(self, result: Measurement, process: PeerProcess, rate: float) -> None:
+        measured, loss = self._timed(process, rate, self._options.seconds)
+        result.rates.append(measured)
+        result.losses.append(loss)
+
+    def _first_rate(self, process: PeerProcess) -> float:
+        """Samples a second after compilation, roughly."""
+        process.ask({"steps": 3})
+        return self._timed(process, self._batch * 4, 1.0)[0]
+
+    def _timed(self, process: PeerProcess, rate: float, seconds: float) -> tuple[float, float]:
+        """Samples a second and loss over about so many seconds."""
+        steps = max(4, math.ceil(seconds * rate / self._batch))
+        reply = process.ask({"steps": steps})
+        return reply["steps"] * self._batch / reply["seconds"], reply["loss"]

@@ -1,0 +1,185 @@
+"""This project as its users run it: `Estimator.fit` on Spark, parameter servers and workers in processes of their own.
+
+All options are the defaults. A round is as many epochs as its steps need, read from Parquet; its seconds are those of
+the workers' training phases, so that Spark's start, staging and the end of the fit are outside.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.peers import keras_models
+from benchmarks.peers.protocol import LEARNING_RATE, Data, answer, settings
+from deeprec_spark.estimator import Estimator, KerasEstimator
+from deeprec_spark.features.spec import Feature, FeatureSpec, Label
+from deeprec_spark.layers import SparseEmbedding
+from deeprec_spark.session import init_session
+
+EPOCHS = 1_000_000  # more than any benchmark asks for: the fit ends when standard input closes
+
+
+def model_creator(config: dict[str, Any]) -> keras.Model:
+    """The model of the data in `config`, compiled; runs on the driver and on every worker."""
+    model = keras_models.build(keras, Data(config["data"]), embedding)
+    model.compile(keras.optimizers.Adagrad(LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
+    return model
+
+
+def embedding(name: str, dim: int, combiner: str | None) -> Any:
+    """The layer of one column, over a table of its own."""
+    return SparseEmbedding(dim, combiner, table=name, name=f"{name}_embedding")
+
+
+def write_parquet(data: Data, path: Path) -> FeatureSpec:
+    """The batches as one Parquet file, and what its columns are."""
+    columns: dict[str, pa.Array] = {}
+    features: list[Feature] = []
+
+    def lists(name: str, array: np.ndarray[Any, Any]) -> None:
+        width = array.shape[-1]
+        flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+        columns[name] = pa.ListArray.from_arrays(np.arange(0, len(flat) + 1, width, dtype=np.int32), flat)
+
+    if data.model != "bags":
+        lists("numbers", data.dense)
+        width = data.dense.shape[-1]
+        features.append(Feature(name="numbers", kind="dense", raw_type="float32", width=width))
+    for i in range(data.singles):
+        columns[f"c{i}"] = pa.array(data.ids[..., i].reshape(-1))
+        features.append(Feature(name=f"c{i}", kind="categorical", raw_type="int64"))
+    for i in range(data.num_bags):
+        lists(f"b{i}", data.bags[:, :, i])
+        length = data.bags.shape[-1]
+        features.append(Feature(name=f"b{i}", kind="sequence", raw_type="int64", max_length=length))
+    columns["label"] = pa.array(data.label.reshape(-1))
+    pq.write_table(pa.table(columns), path)
+    return FeatureSpec(features=features, labels=[Label(name="label")])
+
+
+class Rounds(keras.callbacks.Callback):
+    """Answers the benchmark's requests with epochs, and holds the fit between them."""
+
+    def __init__(self, requests: Iterator[str], steps: int, version: str) -> None:
+        super().__init__()
+        self._requests, self._steps, self._version = requests, steps, version
+        self._estimator: KerasEstimator | None = None
+        self._wanted = self._done = 0
+        self._began = 0.0
+        self._processor: dict[str, float] = {}
+
+    def of(self, estimator: KerasEstimator) -> Rounds:
+        """Read the seconds of training from this estimator."""
+        self._estimator = estimator
+        return self
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The nodes run."""
+        answer({"ready": True, "version": self._version})
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Wait for a request, unless one is being worked on."""
+        if self._done >= self._wanted:
+            line = next(self._requests, None)
+            if line is None:
+                raise StopAskedError
+            self._wanted, self._done, self._began = json.loads(line)["steps"], 0, self._seconds()
+            self._processor = processor_seconds()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Answer the request once it is worked off."""
+        self._done += self._steps
+        if self._done >= self._wanted:
+            answer(
+                {
+                    "seconds": self._seconds() - self._began,
+                    "steps": self._done,
+                    "loss": logs["loss"],
+                    "processor": {
+                        role: seconds - self._processor.get(role, 0.0)
+                        for role, seconds in processor_seconds().items()
+                    },
+                }
+            )
+
+    def _seconds(self) -> float:
+        statistics = None if self._estimator is None else self._estimator.statistics
+        return 0.0 if statistics is None else statistics.seconds
+
+
+def processor_seconds() -> dict[str, float]:
+    """Processor time of all servers and of all workers that this process has started, by what they are."""
+    found = {"server": 0.0, "worker": 0.0}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command, times = process.cmdline(), process.cpu_times()
+        except psutil.NoSuchProcess:  # it has ended meanwhile
+            continue
+        if "deeprec_spark.runtime.node" in command:
+            found[command[-1].split()[0]] += times.user + times.system
+    return found
+
+
+class StopAskedError(Exception):
+    """The benchmark has closed standard input: the nodes end without a last checkpoint."""
+
+
+def main() -> None:
+    """Serve training steps."""
+    options = settings()
+    data = Data(options["data"])
+    nodes = options["servers"] + options["workers"]
+    with tempfile.TemporaryDirectory(prefix="benchmark-nodes-") as folder:
+        path = Path(folder) / "data.parquet"
+        spec = write_parquet(data, path)
+        spark = init_session(
+            {
+                "spark.master": f"local[{nodes}]",
+                "spark.driver.memory": "1g",
+                "spark.driver.host": "127.0.0.1",
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                "spark.sql.shuffle.partitions": "2",
+            }
+        )
+        version = f"deeprec-spark, {options['servers']} servers, {options['workers']} workers"
+        rounds = Rounds(iter(sys.stdin), len(data.label), version)
+        estimator = Estimator.from_keras(
+            model_creator=model_creator,
+            config={"data": options["data"]},
+            num_ps=options["servers"],
+            num_workers=options["workers"],
+            mode=options.get("mode", "async"),
+            model_dir=f"{folder}/model",
+            feature_spec=spec,
+            spark=spark,
+        )
+        try:
+            estimator.fit(
+                str(path),
+                epochs=EPOCHS,
+                batch_size=data.label.shape[1],
+                callbacks=[rounds.of(estimator)],
+                verbose=0,
+            )
+        except StopAskedError:
+            pass
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    # The creator must have a name that workers can import.
+    from benchmarks.peers.nodes import main as imported_main
+
+    imported_main()

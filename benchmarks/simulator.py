@@ -1,0 +1,412 @@
+"""A discrete-event simulator of training with parameter servers: throughput from costs, cores and network.
+
+Hosts share their cores among the tasks that run there (processor sharing). Links send one message after another.
+A worker prepares batches in a thread of its own, and takes steps: pull from all servers, compute, push to all servers.
+In async mode each worker goes at its own pace; in sync mode servers answer once all workers' messages are there.
+
+Servers get equal parts of the rows, so where there are many, a few are simulated and stand for all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Action = Callable[[], None]
+SIMULATED_SERVERS = 2
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step costs; seconds are those of one core, rows are distinct ones of a batch.
+
+    Arguments:
+        samples, rows: of a step of one worker.
+        compute: seconds of the model's step; split among `threads` at most.
+        threads: how many cores the computing keeps busy.
+        prepare: seconds of reading and making ids distinct, in a thread beside the computing.
+        client_request, client_row: seconds of a worker for each message to a server, and for each row in a step (pull
+            and push together).
+        server_request, server_row, server_step: seconds of a server for each message, for each row in a step, and for
+            the dense parameters in a step (each server has its part).
+        embedded_row: seconds for each row in a step where the tables are in the worker.
+        spread: how much the seconds of computing differ from step to step: uniformly, up to this share.
+        wakeup: seconds from a message's arrival until somebody works on it, cores being free.
+        row_bytes, dense_bytes: of one direction.
+    """
+
+    samples: int
+    rows: float
+    compute: float
+    threads: float = 2.0
+    prepare: float = 0.0
+    client_request: float = 0.0
+    client_row: float = 0.0
+    server_request: float = 0.0
+    server_row: float = 0.0
+    server_step: float = 0.0
+    embedded_row: float = 0.0
+    wakeup: float = 0.0
+    spread: float = 0.0
+    row_bytes: float = 64.0
+    dense_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Who trains, and on what.
+
+    Arguments:
+        workers, servers, mode: the topology; no server means that the one worker holds the tables.
+        staleness: pushes that a worker's pull may run ahead of.
+        cores: of each host.
+        one_host: all nodes share one host, and messages do not go through its links; else a host for each node.
+        bandwidth, latency: bytes a second of a host's link in each direction, and seconds of a message under way.
+    """
+
+    workers: int = 1
+    servers: int = 1
+    mode: Literal["async", "sync"] = "async"
+    staleness: int = 0
+    cores: float = 2.0
+    one_host: bool = False
+    bandwidth: float = 1.25e9
+    latency: float = 1e-4
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Samples a second, and how busy what could be the limit was: shares of one.
+
+    `bottleneck` is the busiest of "server cores", "server link", "worker cores", "worker link"; "waiting" where none is
+    busy for more than four fifths of the time.
+    """
+
+    samples_per_s: float
+    busy: dict[str, float]
+
+    @property
+    def bottleneck(self) -> str:
+        """What limits the throughput."""
+        name = max(self.busy, key=lambda key: self.busy[key])
+        return name if self.busy[name] > 0.8 else "waiting"
+
+
+def predict(costs: Costs, cluster: Cluster, steps: int | None = None) -> Prediction:
+    """Simulate `steps` steps of each worker; the first third is not counted. None takes fewer for more workers.
+
+    Raises:
+        ValueError: no worker, or no servers for several workers.
+    """
+    if cluster.workers < 1 or cluster.servers < 0 or (cluster.servers == 0 and cluster.workers > 1):
+        raise ValueError(
+            "A cluster needs a worker, and servers where it has several. Received: "
+            f"workers={cluster.workers}, servers={cluster.servers}"
+        )
+    return _Simulation(costs, cluster, steps or min(60, max(9, 2000 // cluster.workers))).run()
+
+
+class Clock:
+    """The queue of events."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def at(self, time: float, action: Action) -> None:
+        """Call `action` then; in order of time, then of these calls."""
+        self._count += 1
+        heapq.heappush(self._events, (time, self._count, action))
+
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        while self._events:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+
+
+class Host:
+    """Cores that are shared equally by all tasks, each of which keeps one busy at most."""
+
+    def __init__(self, clock: Clock, cores: float) -> None:
+        self._clock, self._cores = clock, cores
+        self._served = 0.0  # seconds that each task present since the beginning would have had
+        self._changed = 0.0
+        self._tasks: list[tuple[float, int, Action]] = []
+        self._count = self._version = 0
+        self.busy = 0.0  # core seconds
+
+    def work(self, seconds: float, done: Action) -> None:
+        """Start a task."""
+        self._advance()
+        self._count += 1
+        heapq.heappush(self._tasks, (self._served + seconds, self._count, done))
+        self._schedule()
+
+    def _rate(self) -> float:
+        return min(1.0, self._cores / len(self._tasks)) if self._tasks else 0.0
+
+    def _advance(self) -> None:
+        passed = self._clock.now - self._changed
+        self._served += passed * self._rate()
+        self.busy += passed * self._rate() * len(self._tasks)
+        self._changed = self._clock.now
+
+    def _schedule(self) -> None:
+        self._version += 1
+        if self._tasks:
+            version = self._version
+            left = max(0.0, self._tasks[0][0] - self._served) / self._rate()
+            self._clock.at(self._clock.now + left, lambda: self._finish(version))
+
+    def _finish(self, version: int) -> None:
+        if version != self._version:
+            return
+        self._advance()
+        _, _, done = heapq.heappop(self._tasks)
+        self._schedule()
+        done()
+
+
+class Link:
+    """One direction of a host's network: messages go one after another."""
+
+    def __init__(self, clock: Clock, bandwidth: float) -> None:
+        self._clock, self._bandwidth = clock, bandwidth
+        self._free = 0.0
+        self.busy = 0.0
+
+    def send(self, size: float, arrived: Action, latency: float) -> None:
+        """Send a message; `arrived` is called `latency` seconds after its last byte."""
+        seconds = size / self._bandwidth
+        self.busy += seconds
+        self._free = max(self._free, self._clock.now) + seconds
+        self._clock.at(self._free + latency, arrived)
+
+
+class _Together:
+    """Calls an action when `count` parts are done."""
+
+    def __init__(self, count: int, action: Action) -> None:
+        self._left, self._action = count, action
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._action()
+
+
+class _Simulation:
+    def __init__(self, costs: Costs, cluster: Cluster, steps: int) -> None:
+        self.costs, self.cluster, self.steps = costs, cluster, steps
+        self.clock = clock = Clock()
+        self.simulated = min(cluster.servers, SIMULATED_SERVERS)
+        if cluster.one_host:
+            self.simulated = cluster.servers
+            host = Host(clock, cluster.cores)
+            self.server_hosts = [host] * self.simulated
+            self.worker_hosts = [host] * cluster.workers
+        else:
+            self.server_hosts = [Host(clock, cluster.cores) for _ in range(self.simulated)]
+            self.worker_hosts = [Host(clock, cluster.cores) for _ in range(cluster.workers)]
+        self.replies = [Link(clock, cluster.bandwidth) for _ in range(self.simulated)]
+        self.requests = [Link(clock, cluster.bandwidth) for _ in range(self.simulated)]
+        self.uplinks = [Link(clock, cluster.bandwidth) for _ in range(cluster.workers)]
+        self.downlinks = [Link(clock, cluster.bandwidth) for _ in range(cluster.workers)]
+        self.waiting: dict[tuple[int, int, str], list[Action]] = {}
+        self.workers = [_Worker(self, index) for index in range(cluster.workers)]
+
+    def run(self) -> Prediction:
+        for worker in self.workers:
+            worker.start()
+        self.clock.run()
+        # While all are at work: from when the last has done a third of its steps until the first has done all.
+        first = max(worker.finished[self.steps // 3] for worker in self.workers)
+        last = min(worker.finished[-1] for worker in self.workers)
+        rate = sum(worker.rate(first, last) for worker in self.workers) * self.costs.samples
+        end, cores = self.clock.now, self.cluster.cores
+        busy = {
+            "worker cores": max(host.busy for host in self.worker_hosts) / end / cores,
+            "worker link": max(link.busy for link in [*self.uplinks, *self.downlinks]) / end,
+            "server cores": max((host.busy for host in self.server_hosts), default=0.0) / end / cores,
+            "server link": max((link.busy for link in [*self.requests, *self.replies]), default=0.0) / end,
+        }
+        return Prediction(rate, busy)
+
+    # --- one exchange of a worker with all servers ---
+
+    def exchange(self, worker: int, step: int, kind: str, done: Action) -> None:
+        """Rows and dense parameters of a step to all servers (`push`) or from them (`pull`), half of the costs each."""
+        costs, servers = self.costs, self.cluster.servers
+        host = self.worker_hosts[worker]
+        if not servers:
+            host.work(costs.rows * costs.embedded_row / 2, done)
+            return
+        client = servers * costs.client_request + costs.rows * costs.client_row / 2
+        size = (costs.rows * costs.row_bytes + costs.dense_bytes) / servers
+        keys = costs.rows * 8 / servers
+        up, down = (keys, size) if kind == "pull" else (keys + size, 0.0)
+        part = servers / self.simulated  # each simulated server stands for so many
+
+        def received() -> None:
+            host.work(client / 2, done)
+
+        def send() -> None:
+            together = _Together(self.simulated, received)
+            for server in range(self.simulated):
+                self._request(worker, server, (step, kind), (up, down), part, together)
+
+        host.work(client / 2, send)
+
+    def _request(
+        self,
+        worker: int,
+        server: int,
+        what: tuple[int, str],
+        sizes: tuple[float, float],
+        part: float,
+        answered: Action,
+    ) -> None:
+        up, down = sizes
+        costs, latency = self.costs, self.cluster.latency
+
+        def reply() -> None:
+            # Through the server's link, and then, with those of the other servers, through the worker's.
+            self._through(
+                self.replies[server],
+                down,
+                lambda: self._through(self.downlinks[worker], down * part, answered),
+                latency=latency,
+            )
+
+        def serve() -> None:
+            shared = (costs.rows * costs.server_row + costs.server_step) / self.cluster.servers / 2
+            self.server_hosts[server].work(costs.server_request + shared, reply)
+
+        def arrive() -> None:
+            self._gather(server, what, serve)
+
+        self._through(
+            self.uplinks[worker],
+            up * part,
+            lambda: self._through(self.requests[server], up, arrive, pause=costs.wakeup),
+            latency=latency,
+        )
+
+    def _through(
+        self, link: Link, size: float, arrived: Action, *, latency: float = 0.0, pause: float = 0.0
+    ) -> None:
+        if self.cluster.one_host:
+            self.clock.at(self.clock.now + pause, arrived)
+        else:
+            link.send(size, arrived, latency + pause)
+
+    def _gather(self, server: int, what: tuple[int, str], serve: Action) -> None:
+        """Async: at once. Sync: once all workers' messages of this step are there."""
+        if self.cluster.mode == "async":
+            serve()
+            return
+        waiting = self.waiting.setdefault((server, *what), [])
+        waiting.append(serve)
+        if len(waiting) == self.cluster.workers:
+            for action in self.waiting.pop((server, *what)):
+                action()
+
+
+class _Worker:
+    """Steps of one worker: computing waits for its pull, and its pull for the push `staleness` + 1 steps before."""
+
+    def __init__(self, simulation: _Simulation, index: int) -> None:
+        self._simulation, self._index = simulation, index
+        self._random = random.Random(index)
+        self._pulled: set[int] = set()
+        self._prepared = self._pulls = self._pushed = self._computed = 0
+        self._preparing = self._computing = self._exchanging = False
+        self._to_push: list[int] = []
+        self.finished: list[float] = []
+
+    def start(self) -> None:
+        """Begin, a little after the workers before this one: they would not be in step by themselves."""
+        total = self._simulation.costs.compute / self._simulation.costs.threads
+        offset = total * self._index / self._simulation.cluster.workers
+        self._simulation.clock.at(0.0 if self._simulation.cluster.mode == "sync" else offset, self._go_on)
+
+    def rate(self, first: float, last: float) -> float:
+        """Steps a second between these times, parts of steps included."""
+        times = [0.0, *self.finished]
+
+        def done(time: float) -> float:
+            index = bisect.bisect_right(times, time) - 1
+            if index + 1 == len(times):
+                return float(index)
+            return index + (time - times[index]) / (times[index + 1] - times[index])
+
+        return (done(last) - done(first)) / (last - first)
+
+    def _go_on(self) -> None:
+        """Start whatever may start now."""
+        simulation, steps = self._simulation, self._simulation.steps
+        host = simulation.worker_hosts[self._index]
+        if not self._preparing and self._prepared < min(steps, self._computed + 3):
+            self._preparing = True
+            host.work(simulation.costs.prepare, self._on_prepared)
+        if not self._exchanging:
+            self._exchange()
+        if not self._computing and self._computed < steps and self._computed in self._pulled:
+            self._computing = True
+            threads = max(1, math.ceil(simulation.costs.threads))
+            together = _Together(threads, self._on_computed)
+            spread = simulation.costs.spread
+            seconds = simulation.costs.compute * (1 + self._random.uniform(-spread, spread))
+            for share in _shares(seconds, simulation.costs.threads):
+                host.work(share, together)
+
+    def _exchange(self) -> None:
+        """The next pull, if it may run ahead of the pushes that are missing; else the next push."""
+        simulation = self._simulation
+        step = self._pulls
+        ahead = step - self._pushed  # steps whose push this pull would run ahead of
+        if step < self._prepared and ahead <= simulation.cluster.staleness:
+            self._exchanging = True
+            self._pulls += 1
+            simulation.exchange(self._index, step, "pull", lambda: self._on_pulled(step))
+        elif self._to_push:
+            self._exchanging = True
+            done = self._to_push.pop(0)
+            simulation.exchange(self._index, done, "push", self._on_pushed)
+
+    def _on_prepared(self) -> None:
+        self._preparing = False
+        self._prepared += 1
+        self._go_on()
+
+    def _on_pulled(self, step: int) -> None:
+        self._exchanging = False
+        self._pulled.add(step)
+        self._go_on()
+
+    def _on_computed(self) -> None:
+        self._computing = False
+        self._to_push.append(self._computed)
+        self._computed += 1
+        self._go_on()
+
+    def _on_pushed(self) -> None:
+        self._exchanging = False
+        self._pushed += 1
+        self.finished.append(self._simulation.clock.now)
+        self._go_on()
+
+
+def _shares(seconds: float, threads: float) -> list[float]:
+    """Core seconds as tasks for whole threads, the longest of which takes seconds / threads."""
+    whole = max(1, math.ceil(threads))
+    longest = seconds / max(1.0, threads)
+    rest = seconds - longest * (whole - 1)
+    return [longest] * (whole - 1) + [max(rest, 0.0)]

@@ -1,0 +1,131 @@
+"""The scale simulator: cases that can be worked out by hand, and what must hold whatever the costs are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.simulator import Clock, Cluster, Costs, Host, Link, predict
+
+pytestmark = pytest.mark.timeout(240)
+PLAIN = Costs(samples=100, rows=1000, compute=0.02, threads=1, row_bytes=0)
+NOISE = 1.15  # steps of equal length may fall into a rhythm in which all come at once; a faster part may bring it on
+
+costs = st.builds(
+    Costs,
+    samples=st.just(100),
+    rows=st.sampled_from([100.0, 5000.0]),
+    compute=st.floats(0.001, 0.05),
+    threads=st.sampled_from([1.0, 1.6, 2.0]),
+    prepare=st.floats(0, 0.01),
+    client_request=st.floats(0, 1e-3),
+    client_row=st.floats(0, 1e-6),
+    server_request=st.floats(0, 1e-3),
+    server_row=st.floats(0, 1e-6),
+    server_step=st.floats(0, 1e-3),
+    dense_bytes=st.floats(0, 1e6),
+)
+clusters = st.builds(
+    Cluster,
+    workers=st.integers(1, 4),
+    servers=st.integers(1, 4),
+    mode=st.sampled_from(["async", "sync"]),
+    staleness=st.integers(0, 1),
+    bandwidth=st.sampled_from([1e7, 1e8, 1e9]),
+    latency=st.sampled_from([0.0, 1e-4, 1e-3]),
+)
+
+
+def test_two_tasks_share_a_core_and_a_third_has_to_wait() -> None:
+    clock, ends = Clock(), []
+    host = Host(clock, cores=1)
+    host.work(1.0, lambda: ends.append(clock.now))
+    host.work(2.0, lambda: ends.append(clock.now))
+    clock.run()
+    assert ends == [2.0, 3.0]
+    assert host.busy == pytest.approx(3.0)
+
+
+def test_a_link_sends_one_message_after_another() -> None:
+    clock, ends = Clock(), []
+    link = Link(clock, bandwidth=10)
+    for _ in range(2):
+        link.send(20, lambda: ends.append(clock.now), latency=0.5)
+    clock.run()
+    assert ends == [2.5, 4.5]
+
+
+def test_a_worker_alone_takes_the_time_of_its_step() -> None:
+    assert predict(PLAIN, Cluster(servers=0)).samples_per_s == pytest.approx(100 / 0.02)
+    # Two messages there and back: 4 ms more. With a pull ahead of the push, a step costs computing only.
+    far = Cluster(latency=1e-3, bandwidth=1e15)
+    assert predict(PLAIN, far).samples_per_s == pytest.approx(100 / 0.024)
+    assert predict(PLAIN, replace(far, staleness=1)).samples_per_s == pytest.approx(100 / 0.02, rel=0.02)
+
+
+def test_a_server_that_is_busy_all_the_time_is_the_limit() -> None:
+    heavy = replace(PLAIN, server_row=1e-5)
+    found = predict(heavy, Cluster(workers=16, cores=1, latency=0))
+    assert found.samples_per_s == pytest.approx(100 / 0.01, rel=0.05)
+    assert found.bottleneck == "server cores"
+    # Twice the servers have half the rows each.
+    assert predict(heavy, Cluster(workers=16, servers=2, cores=1, latency=0)).samples_per_s == pytest.approx(
+        2 * 100 / 0.01, rel=0.1
+    )
+
+
+def test_a_link_that_is_full_all_the_time_is_the_limit() -> None:
+    wide = replace(PLAIN, dense_bytes=1e6)
+    found = predict(wide, Cluster(workers=16, bandwidth=1e8, latency=0))
+    assert found.samples_per_s == pytest.approx(100 / 0.01, rel=0.1)
+    assert found.bottleneck == "server link"
+
+
+def test_nodes_of_one_host_share_its_cores() -> None:
+    both = Cluster(workers=2, one_host=True, cores=1)
+    assert predict(PLAIN, both).samples_per_s == pytest.approx(100 / 0.02, rel=0.03)
+    assert predict(PLAIN, replace(both, cores=2)).samples_per_s == pytest.approx(2 * 100 / 0.02, rel=0.03)
+
+
+def test_a_cluster_without_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match="workers=0"):
+        predict(PLAIN, Cluster(workers=0))
+    with pytest.raises(ValueError, match="servers=0"):
+        predict(PLAIN, Cluster(workers=2, servers=0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(costs, clusters)
+def test_more_of_anything_is_never_slower(found: Costs, cluster: Cluster) -> None:
+    rate = predict(found, cluster, 20).samples_per_s
+    for better in (
+        replace(cluster, bandwidth=cluster.bandwidth * 4),
+        replace(cluster, latency=cluster.latency / 4),
+        replace(cluster, cores=cluster.cores * 2),
+    ):
+        assert predict(found, better, 20).samples_per_s * NOISE >= rate
+    cheaper = replace(found, compute=found.compute / 2, server_row=found.server_row / 2)
+    assert predict(cheaper, cluster, 20).samples_per_s * NOISE >= rate
+
+
+@settings(max_examples=20, deadline=None)
+@given(costs, clusters)
+def test_no_cluster_beats_its_parts(found: Costs, cluster: Cluster) -> None:
+    """Neither more than all workers undisturbed, nor more than all cores of the workers at work, nor nothing."""
+    result = predict(found, cluster, 20)
+    alone = found.samples / (found.compute / max(found.threads, 1))
+    assert 0 < result.samples_per_s <= alone * cluster.workers * NOISE
+    assert all(0 <= share <= 1 + 1e-6 for share in result.busy.values())
+
+
+@settings(max_examples=15, deadline=None)
+@given(costs, clusters)
+def test_workers_that_wait_for_each_other_are_not_faster(found: Costs, cluster: Cluster) -> None:
+    rates = {
+        mode: predict(found, replace(cluster, mode=mode), 20).samples_per_s  # type: ignore[arg-type]
+        for mode in ("async", "sync")
+    }
+    assert rates["sync"] <= rates["async"] * 1.05
