@@ -120,6 +120,8 @@ class PeerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(END_SECONDS)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 def environment_python(name: str, packages: Sequence[str], probe: str, *, pinless: Sequence[str] = ()) -> str:

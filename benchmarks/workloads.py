@@ -71,6 +71,14 @@ class Workload:
             model=self.model,
         )
 
+    def distinct(self, path: Path) -> float:
+        """Distinct ids of a batch of the saved data, over all columns, on average."""
+        with np.load(path) as arrays:
+            columns = [arrays["ids"][..., i] for i in range(self.singles)]
+            columns += [arrays["bags"][:, :, i].reshape(self.batches, -1) for i in range(self.bags)]
+        some = range(min(8, self.batches))
+        return sum(len(np.unique(column[batch])) for column in columns for batch in some) / len(some)
+
 
 WORKLOADS = {
     "dlrm": Workload("dlrm"),

@@ -25,6 +25,7 @@ from deeprec_spark.estimator import Estimator, KerasEstimator
 from deeprec_spark.features.spec import Feature, FeatureSpec, Label
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.session import init_session
+from deeprec_spark.tracing.stages import STAGES
 
 EPOCHS = 1_000_000  # more than any benchmark asks for: the fit ends when standard input closes
 
@@ -76,7 +77,9 @@ class Rounds(keras.callbacks.Callback):
         self._estimator: KerasEstimator | None = None
         self._wanted = self._done = 0
         self._began = 0.0
+        self._trained = False
         self._processor: dict[str, float] = {}
+        self._staged: dict[str, float] = {}
 
     def of(self, estimator: KerasEstimator) -> Rounds:
         """Read the seconds of training from this estimator."""
@@ -94,10 +97,11 @@ class Rounds(keras.callbacks.Callback):
             if line is None:
                 raise StopAskedError
             self._wanted, self._done, self._began = json.loads(line)["steps"], 0, self._seconds()
-            self._processor = processor_seconds()
+            self._processor, self._staged = processor_seconds(), self._stages()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Answer the request once it is worked off."""
+        self._trained = True
         self._done += self._steps
         if self._done >= self._wanted:
             answer(
@@ -105,12 +109,17 @@ class Rounds(keras.callbacks.Callback):
                     "seconds": self._seconds() - self._began,
                     "steps": self._done,
                     "loss": logs["loss"],
-                    "processor": {
-                        role: seconds - self._processor.get(role, 0.0)
-                        for role, seconds in processor_seconds().items()
-                    },
+                    "processor": _difference(processor_seconds(), self._processor),
+                    "stages": _difference(self._stages(), self._staged),
                 }
             )
+
+    def _stages(self) -> dict[str, float]:
+        """Seconds of each stage of a step so far, all workers together."""
+        if self._estimator is None or not self._trained:
+            return {}
+        workers = self._estimator.report().workers
+        return {stage: sum(one.stages[stage] for one in workers) for stage in STAGES}
 
     def _seconds(self) -> float:
         statistics = None if self._estimator is None else self._estimator.statistics
@@ -130,6 +139,10 @@ def processor_seconds() -> dict[str, float]:
     return found
 
 
+def _difference(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in now.items()}
+
+
 class StopAskedError(Exception):
     """The benchmark has closed standard input: the nodes end without a last checkpoint."""
 
@@ -139,6 +152,7 @@ def main() -> None:
     options = settings()
     data = Data(options["data"])
     nodes = options["servers"] + options["workers"]
+    mode = options.get("mode", "async")
     with tempfile.TemporaryDirectory(prefix="benchmark-nodes-") as folder:
         path = Path(folder) / "data.parquet"
         spec = write_parquet(data, path)
@@ -159,7 +173,7 @@ def main() -> None:
             config={"data": options["data"]},
             num_ps=options["servers"],
             num_workers=options["workers"],
-            mode=options.get("mode", "async"),
+            mode=mode,
             model_dir=f"{folder}/model",
             feature_spec=spec,
             spark=spark,
@@ -168,7 +182,7 @@ def main() -> None:
             estimator.fit(
                 str(path),
                 epochs=EPOCHS,
-                batch_size=data.label.shape[1],
+                batch_size=data.label.shape[1] * (options["workers"] if mode == "sync" else 1),
                 callbacks=[rounds.of(estimator)],
                 verbose=0,
             )

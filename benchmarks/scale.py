@@ -1,0 +1,156 @@
+"""Training past this machine: a simulator fed with costs that are measured here, and what nodes cost the driver.
+
+    python -m benchmarks.scale
+    python -m benchmarks.scale --quick --bandwidth 25 --latency 50
+
+Runs real node processes in every configuration that fits here, takes the costs of requests, rows and steps from a few
+of them, and predicts all: the differences are the simulator's error. Then it predicts clusters of one host for each
+node, from 1 to 1,000 workers and 1 to 128 servers, and measures a coordinator with up to 200 nodes. The last line
+printed is `RESULT {json}`; a page and plots go to docs/benchmarks/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from benchmarks import node_load, scale_report
+from benchmarks.contestants import Peer
+from benchmarks.peer_process import say
+from benchmarks.scale_costs import CALIBRATION, CHECKS, Configuration, Observation, costs_of
+from benchmarks.simulator import Cluster, Costs, Prediction, predict
+from benchmarks.workloads import Workload, workload
+
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+SERVERS = (1, 2, 4, 8, 16, 32, 64, 128)
+NODES = (25, 50, 100, 200)
+SECONDS = 4.0
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bandwidth", type=float, default=10.0, help="Gbit/s of a host in each direction")
+    parser.add_argument("--latency", type=float, default=100.0, help="microseconds of a message under way")
+    parser.add_argument("--cores", type=float, default=os.cpu_count(), help="of each host")
+    parser.add_argument("--quick", action="store_true", help="fewer configurations, clusters and nodes")
+    parser.add_argument(
+        "--observations", type=Path, help="take these instead of measuring; written if missing"
+    )
+    parser.add_argument("--no-nodes", action="store_true", help="leave the coordinator out")
+    parser.add_argument("--no-docs", action="store_true", help="do not write docs/benchmarks/")
+    arguments = parser.parse_args()
+    with tempfile.NamedTemporaryFile("w", prefix="benchmark-", suffix=".log", delete=False) as log:
+        observations = _observations(arguments, log)
+        batch = max(one.configuration.batch for one in observations)
+        costs = costs_of(observations)
+        checks = [_check(one, costs[one.configuration.batch]) for one in observations]
+        grid = _grid(costs[batch], arguments)
+        counts = () if arguments.no_nodes else NODES[:1] if arguments.quick else NODES
+        loads = node_load.measure(counts, log)
+    report = scale_report.Report(
+        costs=costs,
+        checks=checks,
+        grid=grid,
+        loads=loads,
+        batch=batch,
+        bandwidth_gbit=arguments.bandwidth,
+        latency_us=arguments.latency,
+        cores=arguments.cores,
+    )
+    say(report.text())
+    if not arguments.no_docs:
+        report.write()
+    say("RESULT " + json.dumps(report.result()))
+
+
+def _observations(arguments: argparse.Namespace, log: IO[str]) -> list[Observation]:
+    path: Path | None = arguments.observations
+    if path is not None and path.exists():
+        return [Observation.from_dict(one) for one in json.loads(path.read_text())]
+    wanted = CALIBRATION if arguments.quick else [*CALIBRATION, *CHECKS]
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        observations = [_observe(one, Path(folder), log) for one in wanted]
+    if path is not None:
+        path.write_text(json.dumps([asdict(one) for one in observations], indent=1) + "\n")
+    return observations
+
+
+def _observe(configuration: Configuration, folder: Path, log: IO[str]) -> Observation:
+    """Train with real node processes: once through the data to warm up, then for some seconds."""
+    data = folder / f"{configuration.batch}.npz"
+    generated: Workload = workload("dlrm", configuration.batch)
+    if not data.exists():
+        generated.write(data)
+    peer = Peer(
+        configuration.name,
+        "benchmarks.peers.nodes",
+        ({"servers": configuration.servers, "workers": configuration.workers, "mode": configuration.mode},),
+        pause=False,
+    )
+    with peer.start(peer.python(), data, peer.settings[0], log) as process:
+        process.ask({"steps": 1})
+        first = process.ask({"steps": 1})
+        rate = first["steps"] * configuration.batch / first["seconds"]
+        answer = process.ask({"steps": max(1, int(SECONDS * rate / configuration.batch))})
+    steps = answer["steps"]
+    observation = Observation(
+        configuration,
+        rows=generated.distinct(data),
+        samples_per_s=steps * configuration.batch / answer["seconds"],
+        worker_seconds=answer["processor"]["worker"] / steps,
+        server_seconds=answer["processor"]["server"] / steps,
+        stages={name: seconds / steps for name, seconds in answer["stages"].items()},
+    )
+    say(f"  {configuration.name} at batch {configuration.batch}: {observation.samples_per_s:,.0f} samples/s")
+    return observation
+
+
+def _check(observation: Observation, costs: Costs) -> scale_report.Check:
+    configuration = observation.configuration
+    cluster = Cluster(
+        workers=configuration.workers,
+        servers=configuration.servers,
+        mode=configuration.mode,
+        cores=os.cpu_count() or 1,
+        one_host=True,
+    )
+    predicted = predict(costs, cluster).samples_per_s
+    return scale_report.Check(
+        configuration.name,
+        configuration.batch,
+        observation.samples_per_s,
+        predicted,
+        configuration in CALIBRATION,
+    )
+
+
+def _grid(costs: Costs, arguments: argparse.Namespace) -> dict[tuple[str, int, int], Prediction]:
+    """Predictions by mode, workers and servers, each node on a host of its own."""
+    workers = WORKERS[::3] if arguments.quick else WORKERS
+    servers = SERVERS[::3] if arguments.quick else SERVERS
+    found = {}
+    for mode in ("async", "sync"):
+        for many in workers:
+            for few in servers:
+                cluster = Cluster(
+                    workers=many,
+                    servers=few,
+                    mode=mode,  # type: ignore[arg-type]  # both are modes
+                    cores=arguments.cores,
+                    bandwidth=arguments.bandwidth * 1e9 / 8,
+                    latency=arguments.latency / 1e6,
+                )
+                found[mode, many, few] = predict(costs, cluster)
+    return found
+
+
+if __name__ == "__main__":
+    main()
