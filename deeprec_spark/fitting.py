@@ -264,7 +264,7 @@ class FitLoop:
         }
         if self._cluster_options.mode == "sync":
             payload["steps"] = plan.worker_steps
-        self._display.begin(f"epoch {position.epoch + 1}/{options.epochs}", dataset.num_rows)
+        self._display.begin(f"epoch {position.epoch + 1}/{options.epochs}", dataset.num_samples)
         running.active = True
         try:
             results = self._cluster.run(
@@ -277,7 +277,8 @@ class FitLoop:
         self._step = max([self._step, *(int(result.data["step"]) for result in results)])
         trained = before.samples + sum(result.data["samples"] for result in results)
         # What a lost worker counted is lost with it, but an epoch that was not stopped has all its rows.
-        samples = trained if running.stopped else dataset.num_rows
+        counted = running.stopped or dataset.samples_per_row != 1.0
+        samples = trained if counted else dataset.num_rows
         parts = [worker_arrays_of(result) for result in results]
         logs = self._metrics_of(
             [*([before.metrics] if before.metrics else []), *(part.metrics for part in parts)]

@@ -23,7 +23,6 @@ from deeprec_spark.checkpoint.snapshot import SnapshotStore
 from deeprec_spark.data import BatchReader, ParquetDataset, ReaderOptions, RowRange
 from deeprec_spark.data.arrays import pack_arrays, unpack_arrays
 from deeprec_spark.data.columns import decode
-from deeprec_spark.data.reader import slice_batch
 from deeprec_spark.embedding.filesystem import redacted
 from deeprec_spark.export.names import prediction_names
 from deeprec_spark.features.arrow import prepare_column
@@ -92,7 +91,7 @@ def predict(
 
     `prediction` is float for an output `[batch, 1]`, a list of floats for a wider one; a model with several
     outputs adds `prediction_<output>` for each. Rows keep their order and partitions; nulls take the spec's
-    defaults.
+    defaults. Data that were prepared in groups come back flat: one row and one prediction for each sample.
 
     Args:
         frame: Raw columns as the FeatureSpec names them; others pass through.
@@ -107,10 +106,12 @@ def predict(
     """
     from pyspark.sql.types import StructField, StructType
 
+    from deeprec_spark.features.groups import ungroup_rows
     from deeprec_spark.features.prepare import is_prepared, quoted, raw_columns
 
     _check_batch_size(batch_size)
     job = _Job.of(model, batch_size)
+    frame = ungroup_rows(frame)
     if prepared is None:
         prepared = is_prepared(frame, job.spec)
     outputs = job.outputs()
@@ -253,7 +254,7 @@ class _PredictTask:
             ]
         rows = decode(pa.table(columns, names=job.spec.feature_names), job.spec, labels=False)
         parts = [
-            trainer.predict_step(slice_batch(rows, start, min(start + job.batch_size, rows.size)))
+            trainer.predict_step(rows.slice(start, min(start + job.batch_size, rows.size)))
             for start in range(0, rows.size, job.batch_size)
         ]
         names = list(parts[0])

@@ -134,6 +134,8 @@ class Staging:
             if spec is None or not is_prepared(stored, spec):
                 return self._stage_dataframe(stored, columns, spec)
             spec = self._with_columns(spec, columns, stored.columns)
+            if spec.sample_column is not None:
+                dataset = ParquetDataset.scan(data, spec.sample_column)
             return StagedData(data, dataset, spec, columns.sample_weight_col)
         frame = as_dataframe(self._spark, data, columns)
         if frame is not None:
@@ -161,7 +163,7 @@ class Staging:
         prepared = prepare_dataframe(frame, spec, keep=[weight] if weight else [])
         location = self._new_location()
         _write_parquet(prepared, location)
-        return StagedData(location, ParquetDataset.scan(location), spec, weight)
+        return StagedData(location, ParquetDataset.scan(location, spec.sample_column), spec, weight)
 
     def _stage_creator(
         self,
@@ -218,7 +220,7 @@ class Staging:
             raise ValueError(
                 f"The data has no column {missing}: check feature_cols and label_cols. Received: columns {list(found)}"
             )
-        return FeatureSpec(features=tuple(features[name] for name in names), labels=labels)
+        return spec.with_columns([features[name] for name in names], labels)
 
     def _new_location(self) -> str:
         location = join(self._folder, str(len(self._written)))

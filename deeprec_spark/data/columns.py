@@ -1,4 +1,8 @@
-"""Arrow columns to the arrays of a batch, by FeatureSpec; vectorised, no loop over rows."""
+"""Arrow columns to the arrays of a batch, by FeatureSpec; vectorised, no loop over rows.
+
+flat       user: int64    item: int64          seen: list<int64>          label: float
+grouped    user: int64    item: list<int64>    seen: list<list<int64>>    label: list<float>
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deeprec_spark.data.batch import Batch
+from deeprec_spark.data.batch import Batch, Groups
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec
 
 _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
@@ -30,12 +34,13 @@ def decode(
 
     Args:
         table: prepared columns: no nulls, ids as integers, dense values as numbers.
-        spec: the columns, their kinds, lengths and padding.
+        spec: the columns, their kinds, lengths and padding. With a grouping, they may be grouped or flat.
         labels: read the label columns too.
         sample_weight: name of the weight column, if any.
 
     Raises:
-        ValueError: a column is missing, holds nulls, or has a type that its kind does not take.
+        ValueError: a column is missing, holds nulls, has a type that its kind does not take, or has another number of
+            items in a group than other columns.
     """
     missing = [
         name
@@ -47,15 +52,26 @@ def decode(
             f"The data has no column {missing}: check feature_cols and label_cols, or prepare the data "
             f"again. Received: columns {table.column_names}"
         )
+    columns = {name: table.column(name) for name in table.column_names}
+    groups = _ungroup(columns, spec, labels=labels, sample_weight=sample_weight)
     return Batch(
-        features={
-            feature.name: _decode_feature(table.column(feature.name), feature) for feature in spec.features
-        },
-        labels=_decode_labels(table, spec) if labels else {},
-        sample_weight=(
-            _numbers(table.column(sample_weight), sample_weight, _FLOAT32) if sample_weight else None
-        ),
+        features={feature.name: _decode_feature(columns[feature.name], feature) for feature in spec.features},
+        labels=_decode_labels(columns, spec) if labels else {},
+        sample_weight=_numbers(columns[sample_weight], sample_weight, _FLOAT32) if sample_weight else None,
+        groups=groups,
+        group_index=spec.grouping.index if spec.grouping else None,
     )
+
+
+def is_grouped(schema: pa.Schema, spec: FeatureSpec) -> bool:
+    """Whether these columns hold groups of samples: their item-level features are lists of what samples have."""
+    if spec.grouping is None:
+        return False
+    feature = spec.item_features[0]
+    kind = schema.field(feature.name).type
+    if feature.kind is FeatureKind.SEQUENCE or feature.width is not None:
+        return _is_list(kind) and _is_list(kind.value_type)
+    return _is_list(kind)
 
 
 def pad_sequences(
@@ -103,10 +119,38 @@ def _decode_feature(column: pa.ChunkedArray, feature: Feature) -> npt.NDArray[An
     return values.reshape(len(lengths), feature.width or 1)
 
 
-def _decode_labels(table: pa.Table, spec: FeatureSpec) -> Mapping[str, npt.NDArray[Any]]:
+def _ungroup(
+    columns: dict[str, pa.ChunkedArray], spec: FeatureSpec, *, labels: bool, sample_weight: str | None
+) -> Groups | None:
+    """Put the samples of grouped item-level columns in place of their lists; None where columns are flat."""
+    names = [feature.name for feature in spec.item_features]
+    schema = pa.schema([(name, column.type) for name, column in columns.items()])
+    if spec.grouping is None or not is_grouped(schema, spec):
+        return None
+    names += [*(spec.label_names if labels else []), *([sample_weight] if sample_weight else [])]
+    sizes: npt.NDArray[np.int64] | None = None
+    for name in names:
+        lists = _lists(columns[name], name)
+        offsets = np.asarray(lists.offsets, dtype=np.int64)
+        found = offsets[1:] - offsets[:-1]
+        if sizes is None:
+            sizes = found
+        elif not np.array_equal(found, sizes):
+            raise ValueError(
+                f"All item-level columns of a group must have as many items, but {name!r} and {names[0]!r} differ: "
+                f"prepare the data again. Received: {int(found.sum())} and {int(sizes.sum())} items in all"
+            )
+        columns[name] = pa.chunked_array([lists.flatten()])
+    assert sizes is not None  # a grouping has at least one item-level feature
+    return Groups(frozenset(spec.grouping.features), sizes)
+
+
+def _decode_labels(
+    columns: Mapping[str, pa.ChunkedArray], spec: FeatureSpec
+) -> Mapping[str, npt.NDArray[Any]]:
     return {
         label.name: _numbers(
-            table.column(label.name),
+            columns[label.name],
             label.name,
             _INT64 if label.kind == "multiclass" else _FLOAT32,
         )
@@ -127,7 +171,8 @@ def _numbers(column: pa.ChunkedArray, name: str, dtype: np.dtype[Any]) -> npt.ND
         column = column.cast(pa.float64())
     elif not (pa.types.is_integer(kind) or (pa.types.is_floating(kind) and dtype.kind == "f")):
         wanted = "integers" if dtype.kind == "i" else "numbers"
-        raise ValueError(f"Column {name!r} must hold {wanted}. Received: type {kind}")
+        hint = "; data that were prepared in groups need the spec beside them" if _is_list(kind) else ""
+        raise ValueError(f"Column {name!r} must hold {wanted}{hint}. Received: type {kind}")
     array: npt.NDArray[Any] = column.to_numpy()
     if kind == pa.uint64() and dtype.kind == "i":
         return array.view(np.int64)
@@ -136,7 +181,7 @@ def _numbers(column: pa.ChunkedArray, name: str, dtype: np.dtype[Any]) -> npt.ND
 
 def _lists(column: pa.ChunkedArray, name: str) -> pa.LargeListArray:
     kind = column.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not _is_list(kind):
         raise ValueError(f"Column {name!r} must hold lists. Received: type {kind}")
     if column.null_count:
         raise ValueError(
@@ -152,3 +197,7 @@ def _lists(column: pa.ChunkedArray, name: str) -> pa.LargeListArray:
             f"{combined.flatten().null_count} null elements"
         )
     return combined
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -49,7 +49,8 @@ class RowRange:
 class ParquetDataset:
     """The row ranges of a Parquet data set, in order. Immutable; each method returns a new one.
 
-    `fingerprint` (of what `scan` returns) changes with the sizes of the row groups, not with where they lie.
+    `fingerprint` (of what `scan` returns) changes with the sizes of the row groups, not with where they lie. A row is a
+    sample, or of grouped data a group: `samples_per_row` is how many samples it has on average.
 
     Example:
         >>> data = ParquetDataset((RowRange("a", 0, 0, 0, 5), RowRange("b", 1, 0, 0, 3)))
@@ -59,15 +60,26 @@ class ParquetDataset:
 
     ranges: tuple[RowRange, ...]
     fingerprint: str = ""
+    samples_per_row: float = 1.0
 
     @property
     def num_rows(self) -> int:
         """Rows of all ranges."""
         return sum(part.rows for part in self.ranges)
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of all ranges; of grouped data exact for all that was scanned, an estimate for a part of it."""
+        return round(self.num_rows * self.samples_per_row)
+
     @classmethod
-    def scan(cls, location: str) -> ParquetDataset:
+    def scan(cls, location: str, item_column: str | None = None) -> ParquetDataset:
         """Read the footers below a path or URI: a Parquet file, or a folder of them.
+
+        Args:
+            location: the path or URI.
+            item_column: a column of which each sample has one number, in a list where data are grouped; it tells how
+                many samples there are. None: as many as rows.
 
         Raises:
             FileNotFoundError: nothing is there, or no Parquet file.
@@ -91,7 +103,10 @@ class ParquetDataset:
         if not paths:
             raise FileNotFoundError(f"No Parquet file lies below this path. Received: {redacted(location)!r}")
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-            footers = list(pool.map(lambda path: _row_counts(filesystem, path), paths))
+            read = list(pool.map(lambda path: _row_counts(filesystem, path, item_column), paths))
+        footers = [[counts[:2] for counts in file] for file in read]
+        rows_in_all = sum(rows for file in read for rows, _, _ in file)
+        samples = sum(count for file in read for _, _, count in file)
         start, query = split_query(location)
         start = start.rstrip("/")
         prefix = start[: -len(root)] if start.endswith(root) and start != root else ""
@@ -103,37 +118,39 @@ class ParquetDataset:
                 if rows
             ),
             hashlib.sha256(repr(footers).encode()).hexdigest(),
+            samples / rows_in_all if rows_in_all else 1.0,
         )
 
     def chunked(self, max_rows: int) -> ParquetDataset:
         """The same rows in ranges of at most `max_rows`: the size of a lease."""
         if max_rows < 1:
             raise ValueError(f"max_rows must be at least 1. Received: max_rows={max_rows}")
-        return ParquetDataset(
-            tuple(
-                replace(part, start=part.start + offset, rows=min(max_rows, part.rows - offset))
-                for part in self.ranges
-                for offset in range(0, part.rows, max_rows)
-            )
+        return self._part(
+            replace(part, start=part.start + offset, rows=min(max_rows, part.rows - offset))
+            for part in self.ranges
+            for offset in range(0, part.rows, max_rows)
         )
 
     def shuffled(self, seed: int, epoch: int) -> ParquetDataset:
         """The ranges in an order that is a pure function of seed and epoch."""
         order = np.random.default_rng([seed, epoch]).permutation(len(self.ranges))
-        return ParquetDataset(tuple(self.ranges[index] for index in order))
+        return self._part(self.ranges[index] for index in order)
 
     def limited(self, max_rows: int) -> ParquetDataset:
         """The first `max_rows` rows."""
-        return ParquetDataset(tuple(_cut(self.ranges, 0, max_rows)))
+        return self._part(_cut(self.ranges, 0, max_rows))
 
     def split_evenly(self, parts: int) -> list[ParquetDataset]:
         """Contiguous parts whose row counts differ by at most one: what synchronous ranks read."""
         bounds = [self.num_rows * index // parts for index in range(parts + 1)]
-        return [ParquetDataset(tuple(_cut(self.ranges, low, high))) for low, high in pairwise(bounds)]
+        return [self._part(_cut(self.ranges, low, high)) for low, high in pairwise(bounds)]
 
     def to_items(self) -> list[dict[str, Any]]:
         """The ranges as work items."""
         return [part.to_dict() for part in self.ranges]
+
+    def _part(self, ranges: Iterable[RowRange]) -> ParquetDataset:
+        return ParquetDataset(tuple(ranges), samples_per_row=self.samples_per_row)
 
 
 def _is_data_file(relative_path: str) -> bool:
@@ -142,14 +159,30 @@ def _is_data_file(relative_path: str) -> bool:
     return not any(part[0] in "_." for part in parts) and parts[-1].endswith(".parquet")
 
 
-def _row_counts(filesystem: Any, path: str) -> list[tuple[int, int]]:
-    """Rows and bytes of each row group."""
+def _row_counts(filesystem: Any, path: str, item_column: str | None) -> list[tuple[int, int, int]]:
+    """Rows, bytes and samples of each row group."""
     try:
         metadata = pq.read_metadata(path, filesystem=filesystem)
     except Exception as error:
         raise ValueError(f"Cannot read the Parquet footer: {error}. Received: {path!r}") from error
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-    return [(group.num_rows, group.total_byte_size) for group in groups]
+    leaves = [metadata.schema.column(leaf) for leaf in range(metadata.num_columns)] if item_column else []
+    leaf = next(
+        (
+            number
+            for number, column in enumerate(leaves)
+            if column.path == item_column or column.path.startswith(f"{item_column}.")
+        ),
+        None,
+    )
+    return [
+        (
+            group.num_rows,
+            group.total_byte_size,
+            group.num_rows if leaf is None else group.column(leaf).num_values,
+        )
+        for group in groups
+    ]
 
 
 def _cut(ranges: Sequence[RowRange], low: int, high: int) -> Iterable[RowRange]:

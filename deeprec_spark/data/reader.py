@@ -1,17 +1,19 @@
-"""BatchReader: leased row ranges to batches of a fixed size, the next range read in the background."""
+"""BatchReader: leased row ranges to batches of a fixed size, the next range read in the background.
+
+A row is what the files hold: a sample, or a group with its samples. Ranges, leases and batch sizes count rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from deeprec_spark.data.batch import Batch
+from deeprec_spark.data.batch import Batch, concatenate
 from deeprec_spark.data.columns import decode, required_columns
 from deeprec_spark.data.dataset import RowRange
 from deeprec_spark.embedding.filesystem import resolve
@@ -22,8 +24,8 @@ from deeprec_spark.features.spec import FeatureSpec
 class ReaderOptions:
     """How ranges become batches.
 
-    Rows are shuffled within a range where `shuffle_seed` is given: a pure function of the seed, the epoch and
-    the range, so that who reads a range does not matter.
+    `batch_size` counts rows: of data in groups the groups. Rows are shuffled within a range where `shuffle_seed` is
+    given: a pure function of the seed, the epoch and the range, so that who reads a range does not matter.
     """
 
     batch_size: int
@@ -102,19 +104,19 @@ class BatchReader:
         with ThreadPoolExecutor(1, thread_name_prefix="batch-reader") as pool:
             for item, chunk in self._prefetched(pool, work, begin):
                 part, start = item.part, item.done
-                while chunk.size - start >= size - waiting and start < chunk.size:
+                while chunk.rows - start >= size - waiting and start < chunk.rows:
                     stop = start + size - waiting
-                    batch = concatenate([*parts, slice_batch(chunk, start, stop)])
+                    batch = concatenate([*parts, chunk.slice(start, stop)])
                     parts, waiting, start = [], 0, stop
-                    done = finished + ([part] if start == chunk.size else [])
+                    done = finished + ([part] if start == chunk.rows else [])
                     used, finished, rows = {**rows, part: stop}, [], {}
                     yield Step(batch, used, done)
-                if start < chunk.size:
-                    parts.append(slice_batch(chunk, start, chunk.size))
-                    waiting += chunk.size - start
+                if start < chunk.rows:
+                    parts.append(chunk.slice(start, chunk.rows))
+                    waiting += chunk.rows - start
                     # Its last rows wait for the next batch: it is finished with that one.
                     finished.append(part)
-                    rows[part] = chunk.size
+                    rows[part] = chunk.rows
         if parts:
             yield Step(concatenate(parts), rows, finished)
 
@@ -142,16 +144,15 @@ class BatchReader:
             )
         except (OSError, ValueError, pa.ArrowException) as error:
             raise ValueError(f"Cannot read row group {part.row_group} of {part.path}: {error}") from error
-        if chunk.size != part.rows:
+        if chunk.rows != part.rows:
             raise ValueError(
-                f"{part.path} changed while it was read: row group {part.row_group} has {chunk.size} rows "
+                f"{part.path} changed while it was read: row group {part.row_group} has {chunk.rows} rows "
                 f"from {part.start} on. Received: a range of {part.rows}"
             )
         if self._options.shuffle_seed is None:
             return chunk
         seed = [self._options.shuffle_seed, self._options.epoch, part.file, part.row_group, part.start]
-        order = np.random.default_rng(seed).permutation(chunk.size)
-        return _map(chunk, lambda array: array[order])
+        return chunk.take(np.random.default_rng(seed).permutation(chunk.rows))
 
     def _read_group(self, part: RowRange) -> pa.Table:
         """The row group's needed columns; the last one is kept, since leases cut a group into pieces."""
@@ -162,30 +163,3 @@ class BatchReader:
                 present = [name for name in self._columns if name in file.schema_arrow.names]
                 self._group = (key, file.read_row_group(part.row_group, columns=present))
         return self._group[1]
-
-
-def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    """Rows [start, stop) of a batch, as views."""
-    return _map(batch, lambda array: array[start:stop])
-
-
-def concatenate(parts: Sequence[Batch]) -> Batch:
-    """The rows of several batches with the same columns, in order."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    return Batch(
-        {name: np.concatenate([part.features[name] for part in parts]) for name in first.features},
-        {name: np.concatenate([part.labels[name] for part in parts]) for name in first.labels},
-        None
-        if first.sample_weight is None
-        else np.concatenate([part.sample_weight for part in parts if part.sample_weight is not None]),
-    )
-
-
-def _map(batch: Batch, function: Any) -> Batch:
-    return Batch(
-        {name: function(array) for name, array in batch.features.items()},
-        {name: function(array) for name, array in batch.labels.items()},
-        None if batch.sample_weight is None else function(batch.sample_weight),
-    )

@@ -61,6 +61,8 @@ def prepare_criteo(
     test_fraction: float = 0.2,
     max_malformed: float = 0.01,
     keep: Sequence[str] = (),
+    group_by: Sequence[str] | None = None,
+    group_features: Sequence[str] | None = None,
 ) -> FeatureSpec:
     """Prepare Criteo data: `<out>/train` and `<out>/test` as Parquet, `feature_spec.json`, `report.json`.
 
@@ -75,6 +77,8 @@ def prepare_criteo(
             is neither 0 nor 1. Malformed rows are left out and counted; more than this share is an error.
             Blank lines, those of nothing but tabs among them, are no rows.
         keep: further columns to carry along, such as the planted `probability` of generated data.
+        group_by: store the samples in groups by these columns; None: flat.
+        group_features: features stored once for a group, which Criteo's names do not tell.
 
     Returns:
         The spec that was written.
@@ -94,11 +98,15 @@ def prepare_criteo(
     parsed = _parse(raw, keep)
     report = PrepareReport(malformed=check_malformed(parsed, max_malformed, "Criteo rows"))
     spec = criteo_spec()
+    if group_by:
+        spec = spec.grouped(group_by, group_features)
     split = F.pmod(F.xxhash64(*[quoted(name) for name in COLUMNS]), F.lit(1_000_000)) < round(
         test_fraction * 1_000_000
     )
     rows = parsed.withColumn("__test__", split).withColumn("__drop__", F.col(MALFORMED).isNotNull())
-    prepared = prepare_dataframe(rows, spec, keep=[*keep, "__test__"], drop="__drop__", report=report)
+    prepared = prepare_dataframe(
+        rows, spec, keep=[*keep, "__test__"], drop="__drop__", group=False, report=report
+    )
     write_splits(prepared, "__test__", out, spec, report)
     return spec
 

@@ -30,6 +30,8 @@ def infer_spec(
     *,
     label_kind: Literal["binary", "regression", "multiclass"] = "binary",
     max_length: int | Mapping[str, int] = 50,
+    group_by: Sequence[str] | None = None,
+    group_features: Sequence[str] | None = None,
 ) -> FeatureSpec:
     """Decide each feature's kind by its column's type.
 
@@ -49,6 +51,8 @@ def infer_spec(
         label_kind: of all labels: binary ones lie in [0, 1], multiclass ones are class numbers from 0,
             regressions are any finite number.
         max_length: of sequences, for all or by column; 50 where a column is not named.
+        group_by: columns, features or not, whose equal values make a group (a user, a request); None: no groups.
+        group_features: features that are stored and looked up once for a group.
 
     Raises:
         DataError: a column is missing, or its type has no defined meaning (timestamps, maps, ...); the
@@ -79,7 +83,8 @@ def infer_spec(
                 f"Label {name!r} must be a number or boolean: cast it. Received: type {found.simpleString()}"
             )
     labels = [Label(name=name, kind=label_kind) for name in label_cols]
-    return FeatureSpec(features=tuple(features), labels=tuple(labels))
+    spec = FeatureSpec(features=tuple(features), labels=tuple(labels))
+    return spec.grouped(group_by, group_features) if group_by else spec
 
 
 def _first_width(df: DataFrame, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -91,6 +92,8 @@ def prepare_movielens(
     test_fraction: float = 0.2,
     history_length: int = 0,
     max_malformed: float = 0.01,
+    group_by: Sequence[str] | None = None,
+    group_features: Sequence[str] | None = None,
 ) -> FeatureSpec:
     """Prepare a MovieLens folder: `<out>/train` and `<out>/test` as Parquet, `feature_spec.json`, `report.json`.
 
@@ -106,6 +109,9 @@ def prepare_movielens(
         max_malformed: a rating is malformed if it has not four numbers, or is not from 1 to 5; a user or an item
             if its id is that of an earlier line. Malformed rows are left out and counted; more than this share
             of ratings, of users or of items is an error.
+        group_by: store the samples in groups by these columns, such as `["user"]`; None: flat.
+        group_features: features stored once for a group; None: those of the user but for the history, which differs
+            from rating to rating.
 
     Returns:
         The spec that was written.
@@ -137,10 +143,15 @@ def prepare_movielens(
         .withColumn("__test__", _is_test(ratings, split, test_fraction))
     )
     spec = movielens_spec(history_length)
+    if group_by:
+        of_user = [
+            feature.name for feature in spec.features if feature.group == "user" and feature.name != "history"
+        ]
+        spec = spec.grouped(group_by, group_features or of_user)
     if history_length:
         # The window has sorted the rows by user and time, ties as they came: give them one order, and a mixed one.
         rows = rows.sortWithinPartitions(F.xxhash64("user", "item", "time"), "user", "item")
-    prepared = prepare_dataframe(rows, spec, keep=["__test__"], report=report)
+    prepared = prepare_dataframe(rows, spec, keep=["__test__"], group=False, report=report)
     write_splits(prepared, "__test__", out, spec, report)
     return spec
 

@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
 
 from deeprec_spark.embedding.filesystem import resolve
+from deeprec_spark.features.groups import group_rows
 from deeprec_spark.features.prepare import DataError, PrepareReport
 from deeprec_spark.features.spec import FeatureSpec
 
@@ -58,6 +59,8 @@ def write_splits(
 ) -> None:
     """Write `<out>/train` and `<out>/test` by the boolean column `is_test`, then the spec and the report.
 
+    Flat rows become groups where the spec has a grouping; a group's samples of either split stay together.
+
     The spec comes last: a folder that has it is complete.
     """
     filesystem, folder = resolve(out)
@@ -66,7 +69,9 @@ def write_splits(
         filesystem.delete_file(spec_path)
     test: Column = F.col(is_test)
     for name, condition in (("train", ~test), ("test", test)):
-        prepared.where(condition).drop(is_test).write.mode("overwrite").parquet(f"{out}/{name}")
+        rows = prepared.where(condition).drop(is_test)
+        stored = rows if spec.grouping is None else group_rows(rows, spec)
+        stored.write.mode("overwrite").parquet(f"{out}/{name}")
     write_text(f"{out}/{REPORT_FILE}", report.to_json())
     write_text(f"{out}/{SPEC_FILE}", spec.model_dump_json(indent=2) + "\n")
 

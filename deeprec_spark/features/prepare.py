@@ -1,7 +1,8 @@
 """From a user's DataFrame to prepared columns: what a FeatureSpec says, done in Spark.
 
 Prepared columns are dense float32 (or lists of `width` float32), categorical int64, sequences as lists of at
-most `max_length` int64 (the reader pads them), labels float32 (class numbers int64). None is ever null.
+most `max_length` int64 (the reader pads them), labels float32 (class numbers int64). None is ever null. Where the spec
+has a grouping, samples come out as groups (see `features.groups`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,14 @@ from pyspark.sql.types import (
 )
 
 from deeprec_spark.features.arrow import DEFAULT_ID, DataError, prepare_batches
+from deeprec_spark.features.groups import (
+    PREPARED_MARK,
+    group_rows,
+    is_grouped,
+    key_columns,
+    quoted,
+    ungroup_rows,
+)
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 
 logger = logging.getLogger(__name__)
@@ -41,17 +50,16 @@ logger = logging.getLogger(__name__)
 INTEGER_TYPES = (ByteType, ShortType, IntegerType, LongType)
 _LABEL_MEANINGS = {"binary": "in [0, 1]", "regression": "finite", "multiclass": "a class number from 0"}
 
-PREPARED_MARK = "deeprec_spark.prepared"
-"""Key in the metadata of a column that `prepare_dataframe` made."""
-
 __all__ = [
     "DEFAULT_ID",
     "DataError",
     "EmptyDataError",
     "LabelError",
+    "PREPARED_MARK",
     "PrepareReport",
     "is_prepared",
     "prepare_dataframe",
+    "quoted",
 ]
 
 
@@ -106,6 +114,7 @@ def prepare_dataframe(
     keep: Sequence[str] = (),
     drop: str | None = None,
     check: bool = True,
+    group: bool = True,
     report: PrepareReport | None = None,
 ) -> DataFrame:
     """The features (and labels) of `spec`, in its order, made from raw columns of the same names.
@@ -122,14 +131,16 @@ def prepare_dataframe(
         df: raw columns; their types must fit the spec's kinds and raw types. Or prepared ones.
         spec: the features and labels.
         labels: prepare the label columns too.
-        keep: further columns that pass through unchanged, behind the prepared ones.
+        keep: further columns that pass through unchanged, behind the prepared ones; of groups they are item-level.
         drop: a boolean column; rows where it is true are left out.
         check: count what the defaults replace, check the labels, and refuse an empty data set. It costs one
             pass over the data; without it the result is lazy and nothing is checked but the columns.
+        group: store samples in groups where the spec has a grouping; False leaves them flat, `key_columns` behind
+            the columns to keep, for `group_rows`.
         report: is filled with the counts.
 
     Returns:
-        A DataFrame with the prepared columns, rows in the same order and partitions.
+        A DataFrame with the prepared columns, rows in the same order and partitions (groups: by the grouping).
 
     Raises:
         DataError: a column is missing or has a type that its kind does not take.
@@ -142,26 +153,49 @@ def prepare_dataframe(
         >>> prepare_dataframe(df, spec).write.parquet("prepared/train")
     """
     chosen_labels = spec.labels if labels else ()
+    if is_grouped(df):
+        if spec.grouping is None or drop is not None:
+            df = ungroup_rows(df)
+        else:
+            return _grouped_already(df, spec, chosen_labels, keep, check=check, report=report)
+    keys = [name for name in key_columns(spec) if name not in keep]
     _check_columns(
-        df, [*spec.feature_names, *(label.name for label in chosen_labels), *keep, *([drop] if drop else [])]
+        df,
+        [
+            *spec.feature_names,
+            *(label.name for label in chosen_labels),
+            *keep,
+            *keys,
+            *([drop] if drop else []),
+        ],
     )
     prepared = is_prepared(df, spec)
     features = [quoted(name) for name in spec.feature_names] if prepared else raw_columns(df, spec)
     if check:
-        counted = _count(df.where(~F.col(drop)) if drop else df, spec.features, chosen_labels)
-        if report is not None:
-            counted.malformed = report.malformed
-            report.__dict__.update(counted.__dict__)
-        counted.log()
+        _check(df.where(~F.col(drop)) if drop else df, spec, chosen_labels, report)
+    behind = [*keep, *keys]
     if prepared:
         kept_rows = df.where(~F.col(drop)) if drop else df
         labelled = [quoted(label.name).cast(_label_type(label)).alias(label.name) for label in chosen_labels]
-        return kept_rows.select(*features, *labelled, *[quoted(name) for name in keep])
-    # The rest is done on Arrow batches, by the code that serving runs. (As Spark expressions, 40 columns of nested
-    # conditions also keep Spark's optimizer busy for a minute.)
+        flat = kept_rows.select(*features, *labelled, *[quoted(name) for name in behind])
+    else:
+        flat = _prepared_rows(df, spec, features, chosen_labels, behind, drop)
+    return group_rows(flat, spec) if group and spec.grouping is not None else flat
+
+
+def _prepared_rows(
+    df: DataFrame,
+    spec: FeatureSpec,
+    features: Sequence[Column],
+    labels: Sequence[Label],
+    keep: Sequence[str],
+    drop: str | None,
+) -> DataFrame:
+    # Done on Arrow batches, by the code that serving runs. (As Spark expressions, 40 columns of nested conditions also
+    # keep Spark's optimizer busy for a minute.)
     raw = df.select(
         *features,
-        *[quoted(label.name).cast("double").alias(label.name) for label in chosen_labels],
+        *[quoted(label.name).cast("double").alias(label.name) for label in labels],
         *[quoted(name) for name in keep],
         *([F.col(drop)] if drop else []),
     )
@@ -171,13 +205,38 @@ def prepare_dataframe(
                 StructField(feature.name, _prepared_type(feature), False, {PREPARED_MARK: True})
                 for feature in spec.features
             ],
-            *[StructField(label.name, _label_type(label)) for label in chosen_labels],
+            *[StructField(label.name, _label_type(label)) for label in labels],
             *[df.schema[name] for name in keep],
         ]
     )
     return raw.mapInArrow(
-        partial(prepare_batches, spec=spec, labels=labels, keep=tuple(keep), drop=drop), schema
+        partial(prepare_batches, spec=spec, labels=bool(labels), keep=tuple(keep), drop=drop), schema
     )
+
+
+def _grouped_already(
+    df: DataFrame,
+    spec: FeatureSpec,
+    labels: Sequence[Label],
+    keep: Sequence[str],
+    *,
+    check: bool,
+    report: PrepareReport | None,
+) -> DataFrame:
+    """The wanted columns of groups; their samples are checked as those of flat data are."""
+    names = [*spec.feature_names, *(label.name for label in labels), *keep]
+    _check_columns(df, names)
+    if check:
+        _check(ungroup_rows(df), spec, labels, report)
+    return df.select(*[quoted(name) for name in names])
+
+
+def _check(df: DataFrame, spec: FeatureSpec, labels: Sequence[Label], report: PrepareReport | None) -> None:
+    counted = _count(df, spec.features, labels)
+    if report is not None:
+        counted.malformed = report.malformed
+        report.__dict__.update(counted.__dict__)
+    counted.log()
 
 
 def is_prepared(df: DataFrame, spec: FeatureSpec) -> bool:
@@ -206,11 +265,6 @@ def raw_columns(df: DataFrame, spec: FeatureSpec) -> list[Column]:
     for feature in spec.features:
         _check_type(feature, df.schema[feature.name].dataType)
     return [quoted(feature.name).cast(_raw_type(feature)).alias(feature.name) for feature in spec.features]
-
-
-def quoted(name: str) -> Column:
-    """The column of exactly this name, dots included."""
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _raw_type(feature: Feature) -> str:

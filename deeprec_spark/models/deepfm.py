@@ -28,12 +28,14 @@ def deepfm(spec: FeatureSpec, options: DeepFMOptions | None = None) -> keras.Mod
     """
     options = options or DeepFMOptions()
     inputs = Inputs(spec, options)
-    vectors = [inputs.embed_same_dim(feature) for feature in spec.of_kind(*IDS)]
-    fields = keras.layers.Reshape((len(vectors), options.embedding_dim), name="fm.fields")(
-        concatenate(vectors, "fm.vectors")
-    )
+    chosen = spec.of_kind(*IDS)
+    vectors = [
+        (inputs.embed_same_dim(feature, expand=False), inputs.of_group([feature])) for feature in chosen
+    ]
+    joined = inputs.side_by_side(vectors, "fm.vectors")
+    fields = keras.layers.Reshape((len(vectors), options.embedding_dim), name="fm.fields")(joined)
     dense = inputs.dense()
-    deep = concatenate(vectors if dense is None else [*vectors, dense], "deep.inputs")
+    deep = joined if dense is None else concatenate([joined, dense], "deep.inputs")
     deep = mlp(deep, options.hidden_units, name="deep", dropout=options.dropout)
     terms = [inputs.linear(), FactorizationMachine(name="fm.score")(fields)]
     logit = add([*terms, keras.layers.Dense(1, name="deep.logit")(deep)], "logit.sum")

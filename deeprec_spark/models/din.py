@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec
-from deeprec_spark.models.inputs import IDS, Inputs, concatenate, layer_name, mlp
+from deeprec_spark.models.inputs import IDS, Inputs, layer_name, mlp
 from deeprec_spark.models.interactions import TargetAttention
 from deeprec_spark.models.options import OPTIONS_CONFIG, ModelOptions, Rate, Units, validated_dataclass
 
@@ -46,7 +46,7 @@ def din(spec: FeatureSpec, options: DINOptions | None = None) -> keras.Model:
     for feature in spec.of_kind(*IDS):
         target = targets.get(feature.name)
         if target is None:
-            vectors.append(inputs.embed(feature))
+            vectors.append((inputs.embed(feature, expand=False), inputs.of_group([feature])))
             continue
         attention = TargetAttention(
             options.attention_units,
@@ -55,9 +55,9 @@ def din(spec: FeatureSpec, options: DINOptions | None = None) -> keras.Model:
             name=layer_name(f"{feature.name}.attention"),
         )
         history = inputs.embed(feature, combiner=None)
-        vectors.append(attention([inputs.embed(target), history, inputs.tensors[feature.name]]))
+        vectors.append((attention([inputs.embed(target), history, inputs.ids(feature)]), False))
     dense = inputs.dense()
-    x = concatenate(vectors if dense is None else [*vectors, dense], "deep.inputs")
+    x = inputs.side_by_side(vectors if dense is None else [*vectors, (dense, False)], "deep.inputs")
     x = mlp(x, options.hidden_units, name="deep", dropout=options.dropout)
     return inputs.model(inputs.output(keras.layers.Dense(1, name="deep.logit")(x)), "din")
 

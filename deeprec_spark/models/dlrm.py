@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from deeprec_spark.features.spec import FeatureSpec
+from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.models.inputs import IDS, Inputs, concatenate, mlp
 from deeprec_spark.models.interactions import DotInteraction
 from deeprec_spark.models.options import OPTIONS_CONFIG, ModelOptions, Units, validated_dataclass
@@ -28,17 +28,23 @@ def dlrm(spec: FeatureSpec, options: DLRMOptions | None = None) -> keras.Model:
     """
     options = options or DLRMOptions()
     inputs = Inputs(spec, options)
-    vectors = [inputs.embed_same_dim(feature) for feature in spec.of_kind(*IDS)]
-    dense = inputs.dense()
+    vectors = [
+        (inputs.embed_same_dim(feature, expand=False), inputs.of_group([feature]))
+        for feature in spec.of_kind(*IDS)
+    ]
+    numbers = spec.of_kind(FeatureKind.DENSE)
+    dense = inputs.dense(expand=False)
     if dense is not None:
+        of_group = inputs.of_group(numbers)
         dense = mlp(dense, (*options.bottom_units, options.embedding_dim), name="bottom")
-        vectors.insert(0, dense)
-    fields = keras.layers.Reshape((len(vectors), options.embedding_dim), name="interaction.fields")(
-        concatenate(vectors, "interaction.vectors")
-    )
+        vectors.insert(0, (dense, of_group))
+        dense = inputs.expand(dense) if of_group else dense
+    joined = inputs.side_by_side(vectors, "interaction.vectors")
     if len(vectors) == 1:
-        top = vectors[0]
+        top = joined
     else:
+        shape = (len(vectors), options.embedding_dim)
+        fields = keras.layers.Reshape(shape, name="interaction.fields")(joined)
         dots = DotInteraction(name="interaction.dots")(fields)
         top = dots if dense is None else concatenate([dense, dots], "top.inputs")
     top = mlp(top, options.top_units, name="top")

@@ -30,7 +30,8 @@ class DSSMOptions(ModelOptions):
 def dssm(spec: FeatureSpec, options: DSSMOptions | None = None) -> keras.Model:
     """The cosine of a user vector and an item vector, scaled by a learned factor; output `[batch, 1]`.
 
-    Features of group "item" feed the item tower, "user" and "context" the user tower.
+    Features of group "item" feed the item tower, "user" and "context" the user tower. Where all of the latter are
+    group-level (`FeatureSpec.grouping`), the user tower is computed once for each group.
 
     Raises:
         ValueError: One of the towers has no feature.
@@ -45,7 +46,10 @@ def dssm(spec: FeatureSpec, options: DSSMOptions | None = None) -> keras.Model:
             f"Received: groups={groups}"
         )
     inputs = Inputs(spec, options)
-    user = _tower(inputs.concatenated(user_features, "user"), options.user_units, "user", USER_VECTOR)
+    columns = inputs.concatenated(user_features, "user", expand=False)
+    user = _tower(columns, options.user_units, "user", USER_VECTOR)
+    if inputs.of_group(user_features):
+        user = inputs.expand(user)
     item = _tower(inputs.concatenated(item_features, "item"), options.item_units, "item", ITEM_VECTOR)
     cosine = keras.layers.Dot(axes=-1, name="score.cosine")([user, item])
     scale = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(5.0), name="score.scale")
@@ -63,8 +67,12 @@ def towers(model: keras.Model, spec: FeatureSpec) -> tuple[keras.Model, keras.Mo
     by_name = {tensor.name: tensor for tensor in model.inputs}
     item = {feature.name: by_name[feature.name] for feature in spec.features if feature.group == "item"}
     user = {feature.name: by_name[feature.name] for feature in spec.features if feature.group != "item"}
+    vector = model.get_layer(USER_VECTOR).output
+    if spec.grouping is not None and not set(user) <= set(spec.grouping.features):
+        # Some of the user's features are item-level, so that the tower is as well.
+        user[spec.grouping.index] = by_name[spec.grouping.index]
     return (
-        keras.Model(user, model.get_layer(USER_VECTOR).output, name="user_tower"),
+        keras.Model(user, vector, name="user_tower"),
         keras.Model(item, model.get_layer(ITEM_VECTOR).output, name="item_tower"),
     )
 

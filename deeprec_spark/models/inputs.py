@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import keras
 
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
-from deeprec_spark.layers import SparseEmbedding
+from deeprec_spark.layers import ExpandGroups, SparseEmbedding
 from deeprec_spark.models.options import ModelOptions
 
 Tensor = Any  # a symbolic keras.KerasTensor
@@ -20,6 +21,9 @@ IDS = (FeatureKind.CATEGORICAL, FeatureKind.SEQUENCE)
 class Inputs:
     """The inputs of a model and what is read from them; makes each table's layer once.
 
+    Where the spec has a grouping, group-level features are looked up once for each group and expanded to its samples,
+    as late as the call allows: every method gives one value for each sample unless it is told `expand=False`.
+
     Example:
         >>> inputs = Inputs(spec, DeepFMOptions())
         >>> vectors = [inputs.embed(feature) for feature in spec.of_kind(*IDS)]  # each [batch, dim]
@@ -28,7 +32,7 @@ class Inputs:
 
     def __init__(self, spec: FeatureSpec, options: ModelOptions) -> None:
         """Make one input for each feature: dense float32 `()` or `(width,)`, categorical int64 `()`, sequence int64
-        `(max_length,)`.
+        `(max_length,)`; and one for the group of each sample where there is a grouping, int32 `()`.
 
         Raises:
             ValueError: The spec has no categorical or sequence feature, or two features give one table two widths.
@@ -41,6 +45,11 @@ class Inputs:
         self.spec = spec
         self.options = options
         self.tensors: dict[str, Tensor] = {feature.name: _input(feature) for feature in spec.features}
+        self._group_names = {feature.name for feature in spec.group_features}
+        self._index: Tensor | None = None
+        if spec.grouping is not None:
+            self._index = keras.Input((), dtype="int32", name=spec.grouping.index)
+        self._expanded: dict[int, tuple[Tensor, Tensor]] = {}
         self._dims = table_dims(spec, options.embedding_dim)
         self._dense: dict[str, Tensor] = {}
         self._layers: dict[tuple[str, str | None, int | None], SparseEmbedding] = {}
@@ -49,41 +58,98 @@ class Inputs:
         """Width of the feature's table."""
         return self._dims[feature.table_name]
 
-    def embed(self, feature: Feature, combiner: str | None = "mean") -> Tensor:
+    def of_group(self, features: Iterable[Feature]) -> bool:
+        """Whether all these features are group-level, so that what is made of them alone can be."""
+        return self._index is not None and all(feature.name in self._group_names for feature in features)
+
+    def expand(self, tensor: Tensor) -> Tensor:
+        """What was made of group-level features, `[groups, …]`, for each sample: `[batch, …]`."""
+        if self._index is None:
+            return tensor
+        known = self._expanded.get(id(tensor))
+        if known is None:
+            # The tensor is kept as well, so that its id is not given to another.
+            known = (tensor, ExpandGroups()([tensor, self._index]))
+            self._expanded[id(tensor)] = known
+        return known[1]
+
+    def ids(self, feature: Feature) -> Tensor:
+        """The feature's own ids, for each sample."""
+        tensor = self.tensors[feature.name]
+        return self.expand(tensor) if self.of_group([feature]) else tensor
+
+    def embed(self, feature: Feature, combiner: str | None = "mean", *, expand: bool = True) -> Tensor:
         """The feature's embedding `[batch, dim]`; a sequence with `combiner=None` stays `[batch, max_length, dim]`."""
-        return self._lookup(feature, feature.table_name, self.dim(feature), combiner)
+        vector = self._lookup(feature, feature.table_name, self.dim(feature), combiner)
+        return self.expand(vector) if expand and self.of_group([feature]) else vector
 
-    def embed_same_dim(self, feature: Feature, combiner: str | None = "mean") -> Tensor:
+    def embed_same_dim(
+        self, feature: Feature, combiner: str | None = "mean", *, expand: bool = True
+    ) -> Tensor:
         """Like `embed`, projected to the options' `embedding_dim` where the feature's table has another width."""
-        vector = self.embed(feature, combiner)
-        if self.dim(feature) == self.options.embedding_dim:
-            return vector
-        name = layer_name(f"{feature.name}.projection")
-        return keras.layers.Dense(self.options.embedding_dim, use_bias=False, name=name)(vector)
+        vector = self.embed(feature, combiner, expand=False)
+        if self.dim(feature) != self.options.embedding_dim:
+            name = layer_name(f"{feature.name}.projection")
+            vector = keras.layers.Dense(self.options.embedding_dim, use_bias=False, name=name)(vector)
+        return self.expand(vector) if expand and self.of_group([feature]) else vector
 
-    def dense(self, features: Iterable[Feature] | None = None, part: str = "dense") -> Tensor | None:
+    def dense(
+        self, features: Iterable[Feature] | None = None, part: str = "dense", *, expand: bool = True
+    ) -> Tensor | None:
         """The dense features side by side, float32 `[batch, n]`; None if there are none."""
-        chosen = self.spec.features if features is None else features
-        tensors = [self._columns(feature) for feature in chosen if feature.kind is FeatureKind.DENSE]
-        return concatenate(tensors, f"{part}.columns") if tensors else None
+        parts = self._dense_parts(self.spec.features if features is None else features)
+        return self.side_by_side(parts, f"{part}.columns", expand=expand) if parts else None
 
     def linear(self) -> Tensor:
         """The first-order term `[batch, 1]`: one weight for each id (tables of width 1) and for each dense feature."""
-        terms = [
-            self._lookup(feature, f"{feature.table_name}.linear", 1, "mean")
-            for feature in self.spec.of_kind(*IDS)
-        ]
-        dense = self.dense(part="linear.dense")
+        terms: dict[bool, list[Tensor]] = {True: [], False: []}
+        for feature in self.spec.of_kind(*IDS):
+            term = self._lookup(feature, f"{feature.table_name}.linear", 1, "mean")
+            terms[self.of_group([feature])].append(term)
+        chosen = self.spec.of_kind(FeatureKind.DENSE)
+        dense = self.dense(part="linear.dense", expand=False)
         if dense is not None:
-            terms.append(keras.layers.Dense(1, use_bias=False, name="dense.linear")(dense))
-        return add(terms, "linear.sum")
+            term = keras.layers.Dense(1, use_bias=False, name="dense.linear")(dense)
+            terms[self.of_group(chosen)].append(term)
+        of_items = terms[False]
+        if terms[True]:
+            of_items = [self.expand(add(terms[True], "linear.group")), *of_items]
+        return add(of_items, "linear.sum")
 
-    def concatenated(self, features: Iterable[Feature] | None = None, part: str = "all") -> Tensor:
-        """All (or these) features as one vector: embeddings, sequences as their mean, then dense columns."""
+    def concatenated(
+        self, features: Iterable[Feature] | None = None, part: str = "all", *, expand: bool = True
+    ) -> Tensor:
+        """All (or these) features as one vector: embeddings, sequences as their mean, then dense columns.
+
+        With `expand=False` it is `[groups, n]` where all of them are group-level.
+        """
         chosen = list(self.spec.features if features is None else features)
-        parts = [self.embed(feature) for feature in chosen if feature.kind is not FeatureKind.DENSE]
-        dense = self.dense(chosen, part=f"{part}.dense")
-        return concatenate(parts if dense is None else [*parts, dense], f"{part}.inputs")
+        parts = [
+            (self.embed(feature, expand=False), self.of_group([feature]))
+            for feature in chosen
+            if feature.kind is not FeatureKind.DENSE
+        ]
+        return self.side_by_side([*parts, *self._dense_parts(chosen)], f"{part}.inputs", expand=expand)
+
+    def side_by_side(self, parts: Sequence[tuple[Tensor, bool]], name: str, *, expand: bool = True) -> Tensor:
+        """Concatenate along the last axis, in order; group-level parts that are neighbours are expanded as one.
+
+        Args:
+            parts: `[batch, n]`, or with True `[groups, n]`.
+            name: of the layer.
+            expand: False leaves it `[groups, n]` where all parts are.
+        """
+        if all(of_group for _, of_group in parts):
+            joined = concatenate([tensor for tensor, _ in parts], name)
+            return self.expand(joined) if expand and self._index is not None else joined
+        runs = [
+            (of_group, [tensor for tensor, _ in run])
+            for of_group, run in groupby(parts, key=lambda part: part[1])
+        ]
+        tensors = []
+        for index, (of_group, run) in enumerate(runs):
+            tensors += [self.expand(concatenate(run, f"{name}.group{index}"))] if of_group else run
+        return concatenate(tensors, name)
 
     def label(self) -> Label:
         """The one label of a model with one output.
@@ -113,7 +179,15 @@ class Inputs:
 
     def model(self, outputs: Tensor | dict[str, Tensor], name: str) -> keras.Model:
         """The uncompiled functional model; its inputs are a dict by feature name."""
-        return keras.Model(self.tensors, outputs, name=name)
+        index = {} if self._index is None else {self._index.name: self._index}
+        return keras.Model({**self.tensors, **index}, outputs, name=name)
+
+    def _dense_parts(self, features: Iterable[Feature]) -> list[tuple[Tensor, bool]]:
+        return [
+            (self._columns(feature), self.of_group([feature]))
+            for feature in features
+            if feature.kind is FeatureKind.DENSE
+        ]
 
     def _columns(self, feature: Feature) -> Tensor:
         tensor = self.tensors[feature.name]

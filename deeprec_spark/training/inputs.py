@@ -12,6 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from deeprec_spark.data.batch import Batch
+from deeprec_spark.layers.groups import ExpandGroups
 
 Array = npt.NDArray[Any]
 
@@ -148,6 +149,24 @@ def output_names(model: Any, outputs: Any) -> list[str]:
     if len(known) == count and len(set(known)) == count:
         return known
     return ["output" if position == 0 else f"output_{position}" for position in range(count)]
+
+
+def takes_groups(model: Any, index: str | None) -> bool:
+    """Whether a model computes parts of itself once for each group: it has an ExpandGroups layer, or the input `index`.
+
+    Raises:
+        ValueError: it does, but the data have no grouping.
+    """
+    struct = _input_structure(model)
+    if struct is not None and index is not None and index in _names(struct):
+        return True
+    found = [layer.name for layer in model._flatten_layers() if isinstance(layer, ExpandGroups)]
+    if found and index is None:
+        raise ValueError(
+            "The model has ExpandGroups layers, but the feature spec has no grouping: prepare the data with group_by, "
+            f"or make the model without them. Received: layers {found}"
+        )
+    return bool(found)
 
 
 def _input_structure(model: Any) -> Any | None:

@@ -19,7 +19,7 @@ from deeprec_spark.training import metrics, optimizers
 from deeprec_spark.training.buffers import as_tensor
 from deeprec_spark.training.checks import check_finite, class_weights
 from deeprec_spark.training.dense import state_layout, trainable_layout
-from deeprec_spark.training.inputs import InputBinding, OutputBinding
+from deeprec_spark.training.inputs import InputBinding, OutputBinding, takes_groups
 from deeprec_spark.training.lookups import Lookups
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.programs import (
@@ -57,6 +57,7 @@ class Trainer:
     A step is four stages, each a method, so that a pipeline may overlap them: `prepare`, `pull`, `compute`, `push`.
     The step is always one traced function: `run_eagerly`, `jit_compile` and `steps_per_execution` of `compile` have no
     effect. Tables of layers that have `trainable = False` at `initialize` are read as in `predict` and never updated.
+    Batches in groups reach a model with an `ExpandGroups` layer as they are, any other model flat.
 
     Args:
         model: a compiled Keras model with at least one SparseEmbedding.
@@ -99,8 +100,11 @@ class Trainer:
         """
         if sample.size == 0:
             raise ValueError("The sample batch must hold at least one sample. Received: sample.size=0")
-        self._inputs = InputBinding(self.model, sample.features)
-        head = [as_tensor(array[:2]) for array in self._inputs.arrays(sample.features)]
+        self._grouped = takes_groups(self.model, sample.group_index)
+        sample = sample.slice(0, 2)
+        features = self._features(sample)
+        self._inputs = InputBinding(self.model, features)
+        head = [as_tensor(array) for array in self._inputs.arrays(features)]
         with context.use(context.RecordContext()):
             outputs = call_model(self.model, self._inputs.pack(head), training=False)
         self._outputs = OutputBinding(self.model, outputs, sample.labels)
@@ -319,7 +323,7 @@ class Trainer:
         self.model.reset_metrics()
 
     def _prepare(self, batch: Batch, *, training: bool, labels: bool = True) -> PreparedBatch:
-        arrays = self._inputs.arrays(batch.features)
+        arrays = self._inputs.arrays(self._features(batch))
         label_arrays = self._outputs.arrays(batch) if labels else []
         weight = batch.sample_weight if labels else None
         if training and self.options.class_weight is not None:
@@ -345,6 +349,10 @@ class Trainer:
             [] if weight is None else [as_tensor(np.asarray(weight, np.float32))],
             recording.lookups(arrays, columns),
         )
+
+    def _features(self, batch: Batch) -> Mapping[str, npt.NDArray[Any]]:
+        """The columns of a batch, in groups only for a model that can take them so."""
+        return batch.grouped_inputs() if self._grouped else batch.flat().features
 
     def _read(self, batch: Batch, *, labels: bool = True) -> tuple[PreparedBatch, RowTensors]:
         if not self._weights_are_current:
@@ -410,7 +418,7 @@ class Trainer:
                 "A loss has reduction='sum': several synchronous workers average their gradients by samples, so the "
                 "result depends on their number; use sum_over_batch_size and a learning rate to match"
             )
-        labels = self._outputs.pack([tf.constant(array[:2]) for array in self._outputs.arrays(sample)])
+        labels = self._outputs.pack([tf.constant(array) for array in self._outputs.arrays(sample)])
         self.model._compute_loss(y=labels, y_pred=outputs, training=False)
         self.model.compute_metrics(None, labels, outputs)
         self.model.reset_metrics()

@@ -13,7 +13,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from deeprec_spark.data import Batch, BatchReader, ReaderOptions, RowRange, Work
+from deeprec_spark.data import Batch, BatchReader, Groups, ReaderOptions, RowRange, Work
 from deeprec_spark.data.arrays import pack_arrays, unpack_arrays
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.quiet import import_tensorflow
@@ -321,4 +321,8 @@ def sample_batch(spec: FeatureSpec, size: int = 2) -> Batch:
         label.name: np.zeros(size, np.int64 if label.kind == "multiclass" else np.float32)
         for label in spec.labels
     }
-    return Batch(features, labels)
+    grouping = spec.grouping
+    if grouping is None:
+        return Batch(features, labels)
+    groups = Groups(frozenset(grouping.features), np.ones(size, np.int64))
+    return Batch(features, labels, groups=groups, group_index=grouping.index)
