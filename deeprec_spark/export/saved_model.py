@@ -22,13 +22,14 @@ from deeprec_spark.layers import context
 from deeprec_spark.layers.tables import table_specs
 from deeprec_spark.redaction import redact
 from deeprec_spark.training.dense import state_layout, trainable_layout
-from deeprec_spark.training.inputs import InputBinding, output_names
+from deeprec_spark.training.inputs import InputBinding, output_names, takes_groups
 from deeprec_spark.training.programs import call_model
 
 logger = logging.getLogger(__name__)
 
 RAW = "serving_default"
 PREPARED = "prepared"
+GROUPED = "grouped"
 Tensor = Any
 Forward = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -51,6 +52,9 @@ def export_saved_model(
     - `serving_default` takes raw values as the FeatureSpec says: strings are hashed and numbers transformed in the
       graph (see `export.raw.prepare`). Without a FeatureSpec it takes prepared columns.
     - `prepared` takes what the model takes: dense float32, ids int64, sequences padded.
+    - `grouped`, of a model that expands groups: raw values, group-level features `[groups]` and others `[batch]`, and
+      `group_index` (`FeatureSpec.grouping.index`), int32 `[batch]`: a user's side is computed once for many items. The
+      other two signatures take flat rows.
 
     An id without a row reads its table's `default_value_no_permission`, as in `predict`. A table may be of any
     size that memory holds once; it is copied from the store's memory map into a variable.
@@ -80,12 +84,18 @@ def export_saved_model(
     store.create_tables(table_specs(model))
     _load_dense(model, store)
     module = _ExportedModel(model, store, binding)
-    prepared = _signature(module.forward, columns)
-    signatures = {PREPARED: prepared, RAW: prepared}
     # A model may take some of the spec's features only: its callers need not send the others.
     used = None if spec is None else _features_of(spec, columns)
+    signatures = {}
+    forward: Forward = module.forward
+    index = spec.grouping.index if spec is not None and spec.grouping is not None else None
+    if used is not None and index in columns:
+        signatures[GROUPED] = _raw_signature(module.forward, used, {index: columns.pop(index)})
+        forward = _flat(module.forward, index)
+    prepared = _signature(forward, columns)
+    signatures |= {PREPARED: prepared, RAW: prepared}
     if used is not None:
-        signatures[RAW] = _raw_signature(module.forward, used)
+        signatures[RAW] = _raw_signature(forward, used)
     with committed_directory(location, overwrite=overwrite) as folder:
         tf.saved_model.save(module, str(folder), signatures=signatures)
         extra = folder / METADATA
@@ -124,12 +134,27 @@ class _ExportedModel(tf.Module):
 
 
 def _features_of(spec: FeatureSpec, columns: Mapping[str, Any]) -> FeatureSpec:
-    chosen = tuple(feature for feature in spec.features if feature.name in columns)
-    return spec.model_copy(update={"features": chosen})
+    return spec.with_columns([feature for feature in spec.features if feature.name in columns], spec.labels)
 
 
-def _raw_signature(forward: Forward, spec: FeatureSpec) -> Any:
-    return _signature(lambda columns: forward(raw.prepare(spec, columns)), raw.raw_signature(spec))
+def _flat(forward: Forward, index: str) -> Forward:
+    """Each row is a group of its own."""
+
+    def flat(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        rows = tf.shape(next(iter(columns.values())))[0]
+        return forward({**columns, index: tf.range(rows)})
+
+    return flat
+
+
+def _raw_signature(forward: Forward, spec: FeatureSpec, extra: Mapping[str, Any] | None = None) -> Any:
+    """From raw columns, and `extra` ones that reach the model as they are."""
+    extra = extra or {}
+
+    def predict(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return forward({**raw.prepare(spec, columns), **{name: columns[name] for name in extra}})
+
+    return _signature(predict, {**raw.raw_signature(spec), **extra})
 
 
 def _signature(forward: Forward, columns: Mapping[str, Any]) -> Any:
@@ -171,6 +196,10 @@ def _binding(
         name: tf.zeros([0 if side is None else side for side in tensor.shape], tensor.dtype).numpy()
         for name, tensor in signature.items()
     }
+    index = spec.grouping.index if spec is not None and spec.grouping is not None else None
+    if index is not None and takes_groups(model, index):
+        signature[index] = tf.TensorSpec([None], tf.int32, name=index)
+        empty[index] = tf.zeros([0], tf.int32).numpy()
     binding = InputBinding(model, empty)
     return binding, {name: signature[name] for name in binding.columns}
 
