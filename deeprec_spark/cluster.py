@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deeprec_spark.runtime.coordinator import Coordinator
 from deeprec_spark.runtime.cut import Cutter
@@ -111,9 +111,9 @@ class TrainingCluster:
         """Run one phase on the workers; results in rank order."""
         return self._running().run_phase(phase, on_progress=on_progress, on_tick=on_tick)
 
-    def observe(self) -> dict[int, Answer]:
-        """What the nodes with tables count of them, by rank."""
-        return self._running().order("observe", {}, self.cutter.table_ranks)
+    def observe(self, payload: Mapping[str, Any], everyone: bool) -> dict[int, Answer]:
+        """What the nodes with tables tell of themselves, or all nodes, by rank; see `NodeObserver.observe`."""
+        return self._running().order("observe", payload, None if everyone else self.cutter.table_ranks)
 
     @property
     def cutter(self) -> Cutter:

@@ -22,7 +22,7 @@ from deeprec_spark.config_optimizers import (
     sparse_optimizer_problems,
     sparse_optimizers,
 )
-from deeprec_spark.config_sections import Section, TlsSection, unknown_key
+from deeprec_spark.config_sections import Section, TlsSection, TracingSection, unknown_key
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.quiet import import_tensorflow
@@ -188,10 +188,16 @@ class TrainingSection(Section):
         None, description="Weight of the loss by label, as {0: 1.0, 1: 3.0}."
     )
     seed: int = Field(0, description="Initial weights, table rows, order of the rows.")
+    shuffle_rows: int = Field(
+        0, ge=0, description="Rows of several row groups that are shuffled together; 0: those of a lease."
+    )
     warm_start: WarmStartSection | None = Field(None, description="Begin with weights of another checkpoint.")
     checkpoints: CheckpointsSection = CheckpointsSection()
     restarts: RestartsSection = RestartsSection()
     tensorboard: str | None = Field(None, description="Folder of TensorBoard logs.")
+    tracing: TracingSection | None = Field(
+        None, description="Write what a run tells of itself: TensorBoard scalars, a Chrome trace, a page."
+    )
 
     def make_sparse_optimizer(self) -> Optimizer:
         """The optimizer of the embedding rows, as the engine takes it."""

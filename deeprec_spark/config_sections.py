@@ -12,6 +12,7 @@ from deeprec_spark.redaction import redact
 
 if TYPE_CHECKING:
     from deeprec_spark.runtime.transport import TlsOptions
+    from deeprec_spark.tracing import TracingOptions
 
 
 class Section(BaseModel):
@@ -39,6 +40,24 @@ class TlsSection(Section):
         from deeprec_spark.runtime.transport import TlsOptions  # here: `--help` need not load Arrow Flight
 
         return TlsOptions(**self.model_dump())
+
+
+class TracingSection(Section):
+    """What a training run writes beside its log. `tracing: {}` switches it on as it is here."""
+
+    log_dir: str | None = Field(None, description="Folder, a path or URI; default: `tracing` in model_dir.")
+    tensorboard: bool = Field(True, description="Scalars of each worker and server, as TensorBoard logs.")
+    trace_steps: int = Field(
+        200, ge=0, description="Last steps of each worker that `trace.json` shows; 0: no trace."
+    )
+    sample_every: int = Field(1, ge=1, description="Of how many steps the trace shows one.")
+    interval_secs: float = Field(10.0, gt=0.0, description="How often nodes are asked.")
+
+    def make_options(self) -> TracingOptions:
+        """The section as the Estimator takes it."""
+        from deeprec_spark.tracing import TracingOptions
+
+        return TracingOptions(**self.model_dump())
 
 
 def unknown_key(path: str, key: str, value: object, known: Sequence[str]) -> str:

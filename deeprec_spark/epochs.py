@@ -11,6 +11,7 @@ from typing import Any
 from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.data import ParquetDataset
 from deeprec_spark.data.arrays import unpack_arrays
+from deeprec_spark.data.shuffle import buffers, pieces
 from deeprec_spark.position import EpochPosition, WorkerArrays
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
 from deeprec_spark.runtime.work_queue import WorkQueue
@@ -18,6 +19,7 @@ from deeprec_spark.runtime.work_queue import WorkQueue
 MAX_LEASE_ROWS = 65_536
 # Leases are small beside a worker's share, so that the slowest delays the epoch by little.
 LEASES_PER_WORKER = 16
+BUFFERS_PER_WORKER = 4
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class EpochPlan:
         batch_size: the global batch in sync mode, each worker's own in async mode.
         steps_per_epoch: cuts an epoch short.
         shuffle, seed: another order in each epoch.
+        shuffle_rows: shuffle so many rows of several row groups together, instead of those of a lease.
         lease_workers: the number of workers for which leases are cut; None is that of the cluster. A fit that goes on
             with other workers keeps the leases of the one that it continues.
     """
@@ -40,6 +43,7 @@ class EpochPlan:
     steps_per_epoch: int | None = None
     shuffle: bool = True
     seed: int = 0
+    shuffle_rows: int = 0
     lease_workers: int | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +89,8 @@ class EpochPlan:
         dataset = self.dataset
         if self.shuffle:
             # Ranges are cut before they are shuffled: a lone row group shuffles too.
-            dataset = self._leases(dataset).shuffled(self.seed, epoch)
+            cut = pieces(dataset, self._buffer_rows) if self.shuffle_rows else self._leases(dataset)
+            dataset = cut.shuffled(self.seed, epoch)
         if self.steps_per_epoch is not None:
             dataset = dataset.limited(self.steps_per_epoch * self.batch_size)
         return dataset
@@ -106,13 +111,25 @@ class EpochPlan:
             redo_lost: see Phase.
         """
         if self.cluster.mode == "async":
-            items = self._leases(dataset).to_items()
-            queue = WorkQueue(items)
+            queue = WorkQueue(self._items(kind, dataset))
             if done is not None:
                 queue = WorkQueue.from_dict({**queue.to_dict(), **done})
             return Phase(kind, payload, items=queue, redo_lost=redo_lost)
         parts = dataset.split_evenly(self.cluster.num_workers)
-        return Phase(kind, payload, assignment=[self._leases(part).to_items() for part in parts])
+        return Phase(kind, payload, assignment=[self._items(kind, part) for part in parts])
+
+    def _items(self, kind: str, dataset: ParquetDataset) -> list[dict[str, Any]]:
+        if kind == "train" and self.shuffle and self.shuffle_rows:
+            return [buffer.to_dict() for buffer in buffers(dataset, self._buffer_rows)]
+        return self._leases(dataset).to_items()
+
+    @property
+    def _buffer_rows(self) -> int:
+        """Rows of a buffer; a worker has several leases in an epoch, so that asynchronous ones end together."""
+        share = self.dataset.num_rows // self.num_lease_workers
+        if self.cluster.mode == "async":
+            share //= BUFFERS_PER_WORKER
+        return min(self.shuffle_rows, max(share, self.worker_batch_size))
 
     def _leases(self, dataset: ParquetDataset) -> ParquetDataset:
         share = dataset.num_rows // (self.num_lease_workers * LEASES_PER_WORKER)

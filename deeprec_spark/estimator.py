@@ -28,7 +28,7 @@ from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.session import current_session
 from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe
-from deeprec_spark.tracing import FitObserver, FitReport
+from deeprec_spark.tracing import FitObserver, FitReport, TracingOptions
 from deeprec_spark.training import optimizers
 from deeprec_spark.training.driver_model import DriverModel, label_kinds
 from deeprec_spark.training.options import TrainerOptions
@@ -63,6 +63,8 @@ class Estimator:
         warm_start: WarmStart | None = None,
         checkpoints: CheckpointOptions | None = None,
         restarts: RestartOptions | None = None,
+        tracing: TracingOptions | None = None,
+        shuffle_rows: int = 0,
         log_to_driver: bool = True,
         tls: TlsOptions | None = None,
         max_message_mb: int = 1024,
@@ -78,8 +80,8 @@ class Estimator:
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
             num_ps, num_workers, workers_per_node, mode, placement, sparse_optimizer, model_dir, feature_spec,
-                seed, warm_start, checkpoints, restarts, log_to_driver, tls, max_message_mb, deadlines: see
-                EstimatorOptions.
+                seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, log_to_driver, tls,
+                max_message_mb, deadlines: see EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
@@ -103,6 +105,8 @@ class Estimator:
             warm_start=warm_start,
             checkpoints=checkpoints or CheckpointOptions(),
             restarts=restarts or RestartOptions(),
+            tracing=tracing,
+            shuffle_rows=shuffle_rows,
             log_to_driver=log_to_driver,
             tls=tls,
             max_message_mb=max_message_mb,
@@ -186,6 +190,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             validation_freq=validation_freq,
             validation_steps=validation_steps,
             shuffle=shuffle,
+            shuffle_rows=self.options.shuffle_rows,
             seed=self.options.seed,
             verbose=verbose,
         )
@@ -407,6 +412,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             model_dir=self.model_dir,
             checkpoints=self.options.checkpoints,
             restarts=self.options.restarts,
+            tracing=self.options.tracing,
             start=start,
             warm_start=self.options.warm_start,
         )

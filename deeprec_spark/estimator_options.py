@@ -13,6 +13,7 @@ from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.options import DeadlineOptions, Mode, Placement
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
+from deeprec_spark.tracing import TracingOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +40,9 @@ class EstimatorOptions:
         max_message_mb: larger messages between them are refused; at most 2047.
         checkpoints: when `fit` saves, beside its end.
         restarts: how often `fit` starts its nodes again after a failure.
+        tracing: what `fit` writes about itself: TensorBoard logs, a Chrome trace, a page; None writes nothing.
+        shuffle_rows: rows of several row groups that `fit` shuffles together; a worker holds two such buffers in
+            memory. 0 shuffles the leases, and the rows within each, which lie together in the data.
         deadlines: after what time a node or a driver that does not answer is taken for lost.
     """
 
@@ -54,12 +58,16 @@ class EstimatorOptions:
     warm_start: WarmStart | None = None
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     restarts: RestartOptions = field(default_factory=RestartOptions)
+    tracing: TracingOptions | None = None
+    shuffle_rows: int = 0
     log_to_driver: bool = True
     tls: TlsOptions | None = None
     max_message_mb: int = 1024
     deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
 
     def __post_init__(self) -> None:
+        if self.shuffle_rows < 0:
+            raise ValueError(f"shuffle_rows must not be negative. Received: shuffle_rows={self.shuffle_rows}")
         if not 1 <= self.max_message_mb <= 2047:
             raise ValueError(
                 f"max_message_mb must be within [1, 2047]. Received: max_message_mb={self.max_message_mb}"

@@ -20,6 +20,7 @@ class FitOptions:
     validation_freq: int = 1
     validation_steps: int | None = None
     shuffle: bool = True
+    shuffle_rows: int = 0
     seed: int = 0
     verbose: int = 1
 
@@ -27,6 +28,8 @@ class FitOptions:
         for name in ("epochs", "batch_size", "validation_freq"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}")
+        if self.shuffle_rows < 0:
+            raise ValueError(f"shuffle_rows must not be negative. Received: shuffle_rows={self.shuffle_rows}")
         for name in ("steps_per_epoch", "validation_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:

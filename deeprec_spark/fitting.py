@@ -24,7 +24,7 @@ from deeprec_spark.runtime.errors import TerminatedError
 from deeprec_spark.runtime.phases import Phase, Progress
 from deeprec_spark.saving import CheckpointOptions, Draft, Saver, SaveRecord, Termination
 from deeprec_spark.staging import StagedData
-from deeprec_spark.tracing import FitObserver
+from deeprec_spark.tracing import FitObserver, FitRecorder, TracingOptions
 from deeprec_spark.tracing.report import split_line
 from deeprec_spark.training import metrics
 from deeprec_spark.training.callbacks import CallbackHost
@@ -49,6 +49,7 @@ class FitLoop:
         cluster: how many nodes, and their mode.
         model_dir: where checkpoints go.
         checkpoints, restarts: when to save, and how often to start again.
+        tracing: what to write beside the log.
         start: the checkpoint to begin with; None begins with a new model.
         warm_start: what a new model takes over from another checkpoint.
     """
@@ -65,6 +66,7 @@ class FitLoop:
         model_dir: str,
         checkpoints: CheckpointOptions | None = None,
         restarts: RestartOptions | None = None,
+        tracing: TracingOptions | None = None,
         start: str | None = None,
         warm_start: WarmStart | None = None,
     ) -> None:
@@ -76,16 +78,13 @@ class FitLoop:
         self._model_dir = join(model_dir)
         self._checkpoints = checkpoints or CheckpointOptions()
         self._restarts = restarts or RestartOptions()
+        self._tracing = tracing
         self._start = start
         self._warm_start = warm_start
         self._plan = EpochPlan(
-            train.dataset,
-            cluster,
-            options.batch_size,
-            options.steps_per_epoch,
-            options.shuffle,
-            options.seed,
-        )
+            train.dataset, cluster, options.batch_size, options.steps_per_epoch, options.shuffle, options.seed,
+            options.shuffle_rows,
+        )  # fmt: skip
         self._position = self._first = self._first_position()
         self._host = CallbackHost(
             driver.model,
@@ -124,15 +123,17 @@ class FitLoop:
             NodeError: a node failed for a reason that would come again, or once more than `max_restarts` times.
             TerminatedError: SIGTERM has come; what was trained is saved.
         """
-        with self._display, self._termination.watch(self._checkpoints.on_sigterm):
+        cluster, log = self._cluster_options, self._options.verbose > 0
+        self._recorder = FitRecorder(
+            self.observer, self._tracing, self._model_dir, cluster.num_ps, cluster.num_workers, log=log
+        )
+        with self._recorder, self._display, self._termination.watch(self._checkpoints.on_sigterm):
             with_restarts(
                 lambda: self._attempt(start_cluster),
                 self._restarts,
                 on_restart=self._on_restart,
                 interrupt=self._termination.asked,
             )
-        if self._options.verbose:
-            logger.info("Where the time went:\n%s", self.observer.report())
         return self._host.history
 
     # --- one attempt: a cluster from its start to the last epoch ---
@@ -144,7 +145,7 @@ class FitLoop:
         with start_cluster() as cluster:
             self._cluster = cluster
             cluster.wait_ready(self._stop_if_asked)
-            self.observer.nodes_started()
+            self._recorder.nodes_started(cluster.observe)
             self._saver = Saver(
                 cluster.cutter,
                 self._checkpoints,
@@ -266,15 +267,16 @@ class FitLoop:
             payload["steps"] = plan.worker_steps
         self._display.begin(f"epoch {position.epoch + 1}/{options.epochs}", dataset.num_samples)
         running.active = True
+        self._recorder.epoch_begin()
         try:
             results = self._cluster.run(
                 plan.phase("train", payload, dataset, before.queue), self._on_progress, self._tick
             )
         finally:
             running.active = False
-        self._observe([Progress(result.rank, result.data) for result in results])
         self._resuming = False
         self._step = max([self._step, *(int(result.data["step"]) for result in results)])
+        self._recorder.epoch_end(position.epoch, self._step, results)
         trained = before.samples + sum(result.data["samples"] for result in results)
         # What a lost worker counted is lost with it, but an epoch that was not stopped has all its rows.
         counted = running.stopped or dataset.samples_per_row != 1.0
@@ -294,13 +296,6 @@ class FitLoop:
         self.statistics.steps = self._step - position.step
         self.statistics.seconds += max((result.data["seconds"] for result in results), default=0.0)
         return dict(logs)
-
-    def _observe(self, results: Sequence[Progress]) -> None:
-        """At the end of an epoch: what its workers say of it, and what the nodes count of their tables."""
-        self.observer.workers(results)
-        self.observer.epoch_end()
-        for rank, answer in self._cluster.observe().items():
-            self.observer.server(rank, answer.data["tables"])
 
     def _on_progress(self, reports: Sequence[Progress]) -> None:
         running = self._epoch
@@ -354,6 +349,7 @@ class FitLoop:
             options.seed,
             self._plan.num_lease_workers,
             self._plan.fingerprint,
+            options.shuffle_rows,
         )
 
     def _first_position(self, resume: bool | None = None) -> FitPosition:
@@ -414,6 +410,7 @@ class FitLoop:
     def _tick(self) -> None:
         self._stop_if_asked()
         self._saver.tick(self._step)
+        self._recorder.tick(self._step)
 
     def _stop_if_asked(self) -> None:
         if not self._termination.asked.is_set():
@@ -462,6 +459,7 @@ class FitLoop:
         self._last = record
         self.statistics.saves.append(record)
         self._display.saved(record.step, record.pause, record.write)
+        self._recorder.span("write checkpoint", record.write, len(self.statistics.saves))
 
     def _on_restart(self, error: Exception) -> None:
         self.statistics.restarts += 1

@@ -35,10 +35,12 @@ class FitIdentity:
     seed: int
     num_workers: int
     data: str
+    shuffle_rows: int = 0
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """What differs from another identity, one text each: `epochs=3 instead of 2`."""
         mine = asdict(self)
+        other = {"shuffle_rows": 0, **other}
         if self.mode == "async":
             del mine["num_workers"]
         return [

@@ -3,5 +3,16 @@
 from deeprec_spark.data.batch import Batch, Groups
 from deeprec_spark.data.dataset import ParquetDataset, RowRange
 from deeprec_spark.data.reader import BatchReader, ReaderOptions, Step, Work
+from deeprec_spark.data.shuffle import RowBuffer
 
-__all__ = ["Batch", "BatchReader", "Groups", "ParquetDataset", "ReaderOptions", "RowRange", "Step", "Work"]
+__all__ = [
+    "Batch",
+    "BatchReader",
+    "Groups",
+    "ParquetDataset",
+    "ReaderOptions",
+    "RowBuffer",
+    "RowRange",
+    "Step",
+    "Work",
+]

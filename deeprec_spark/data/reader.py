@@ -16,16 +16,19 @@ import pyarrow.parquet as pq
 from deeprec_spark.data.batch import Batch, concatenate
 from deeprec_spark.data.columns import decode, required_columns
 from deeprec_spark.data.dataset import RowRange
+from deeprec_spark.data.shuffle import Leased, RowBuffer
 from deeprec_spark.embedding.filesystem import resolve
 from deeprec_spark.features.spec import FeatureSpec
+
+_SLICE_ROWS = 16_384
 
 
 @dataclass(frozen=True)
 class ReaderOptions:
     """How ranges become batches.
 
-    `batch_size` counts rows: of data in groups the groups. Rows are shuffled within a range where `shuffle_seed` is
-    given: a pure function of the seed, the epoch and the range, so that who reads a range does not matter.
+    `batch_size` counts rows: of data in groups the groups. Rows are shuffled within a range or buffer where
+    `shuffle_seed` is given: a pure function of the seed, the epoch and the range, so that who reads it does not matter.
     """
 
     batch_size: int
@@ -41,9 +44,9 @@ class ReaderOptions:
 
 @dataclass(frozen=True)
 class Work:
-    """A range to read, of which the first `done` rows (in the order in which it is read) were used before."""
+    """A range or buffer to read, of which the first `done` rows (in the order in which it is read) were used before."""
 
-    part: RowRange
+    part: Leased
     done: int = 0
 
 
@@ -56,8 +59,8 @@ class Step:
     """
 
     batch: Batch
-    rows: Mapping[RowRange, int]
-    finished: Sequence[RowRange]
+    rows: Mapping[Leased, int]
+    finished: Sequence[Leased]
 
 
 class BatchReader:
@@ -77,7 +80,7 @@ class BatchReader:
         self._columns = required_columns(spec, labels=options.labels, sample_weight=options.sample_weight)
         self._group: tuple[tuple[str, int], pa.Table] | None = None
 
-    def batches(self, ranges: Iterator[RowRange]) -> Iterator[tuple[Batch, list[RowRange]]]:
+    def batches(self, ranges: Iterator[Leased]) -> Iterator[tuple[Batch, list[Leased]]]:
         """Batches of the ranges in their order; a range is taken from the iterator one ahead of its use.
 
         Raises:
@@ -86,7 +89,7 @@ class BatchReader:
         for step in self.steps(Work(part) for part in ranges):
             yield step.batch, list(step.finished)
 
-    def steps(self, work: Iterator[Work], begin: Callable[[RowRange], bool] | None = None) -> Iterator[Step]:
+    def steps(self, work: Iterator[Work], begin: Callable[[Leased], bool] | None = None) -> Iterator[Step]:
         """The same, from the middle of ranges on, with the position after each batch.
 
         Args:
@@ -98,8 +101,8 @@ class BatchReader:
         """
         size = self._options.batch_size
         parts: list[Batch] = []
-        finished: list[RowRange] = []
-        rows: dict[RowRange, int] = {}
+        finished: list[Leased] = []
+        rows: dict[Leased, int] = {}
         waiting = 0
         with ThreadPoolExecutor(1, thread_name_prefix="batch-reader") as pool:
             for item, chunk in self._prefetched(pool, work, begin):
@@ -121,7 +124,7 @@ class BatchReader:
             yield Step(concatenate(parts), rows, finished)
 
     def _prefetched(
-        self, pool: ThreadPoolExecutor, work: Iterator[Work], begin: Callable[[RowRange], bool] | None
+        self, pool: ThreadPoolExecutor, work: Iterator[Work], begin: Callable[[Leased], bool] | None
     ) -> Iterator[tuple[Work, Batch]]:
         pending: tuple[Work, Future[Batch]] | None = None
 
@@ -136,9 +139,24 @@ class BatchReader:
         if pending and wanted(pending[0]):
             yield pending[0], pending[1].result()
 
-    def _read(self, part: RowRange) -> Batch:
+    def _read(self, part: Leased) -> Batch:
+        if isinstance(part, RowBuffer):
+            chunk = concatenate([self._read_range(piece, keep=False) for piece in part.parts])
+            places = part.parts
+        else:
+            chunk = self._read_range(part, keep=True)
+            places = (part,)
+        if self._options.shuffle_seed is None:
+            return chunk
+        seed = [self._options.shuffle_seed, self._options.epoch]
+        for place in places:
+            seed += [place.file, place.row_group, place.start]
+        return chunk.take(np.random.default_rng(seed).permutation(chunk.rows))
+
+    def _read_range(self, part: RowRange, *, keep: bool) -> Batch:
+        """The rows of a range; with `keep` its row group stays, since the next range may be of it too."""
         try:
-            table = self._read_group(part).slice(part.start, part.rows)
+            table = self._read_group(part).slice(part.start, part.rows) if keep else self._read_slice(part)
             chunk = decode(
                 table, self._spec, labels=self._options.labels, sample_weight=self._options.sample_weight
             )
@@ -149,17 +167,36 @@ class BatchReader:
                 f"{part.path} changed while it was read: row group {part.row_group} has {chunk.rows} rows "
                 f"from {part.start} on. Received: a range of {part.rows}"
             )
-        if self._options.shuffle_seed is None:
-            return chunk
-        seed = [self._options.shuffle_seed, self._options.epoch, part.file, part.row_group, part.start]
-        return chunk.take(np.random.default_rng(seed).permutation(chunk.rows))
+        return chunk
+
+    def _read_slice(self, part: RowRange) -> pa.Table:
+        """The range's needed columns; what lies before it in the row group is decoded, but not kept."""
+        with self._open(part) as file:
+            columns = self._present(file)
+            if part.start == 0 and part.rows == file.metadata.row_group(part.row_group).num_rows:
+                return file.read_row_group(part.row_group, columns=columns)
+            found, at, end = [], 0, part.start + part.rows
+            for batch in file.iter_batches(_SLICE_ROWS, row_groups=[part.row_group], columns=columns):
+                low, high = max(part.start - at, 0), min(end - at, batch.num_rows)
+                if low < high:
+                    found.append(batch.slice(low, high - low))
+                at += batch.num_rows
+                if at >= end:
+                    break
+            return pa.Table.from_batches(found) if found else file.schema_arrow.empty_table()
 
     def _read_group(self, part: RowRange) -> pa.Table:
         """The row group's needed columns; the last one is kept, since leases cut a group into pieces."""
         key = (part.path, part.row_group)
         if self._group is None or self._group[0] != key:
-            filesystem, path = resolve(part.path)
-            with pq.ParquetFile(path, filesystem=filesystem) as file:
-                present = [name for name in self._columns if name in file.schema_arrow.names]
-                self._group = (key, file.read_row_group(part.row_group, columns=present))
+            with self._open(part) as file:
+                self._group = (key, file.read_row_group(part.row_group, columns=self._present(file)))
         return self._group[1]
+
+    def _open(self, part: RowRange) -> pq.ParquetFile:
+        filesystem, path = resolve(part.path)
+        return pq.ParquetFile(path, filesystem=filesystem)
+
+    def _present(self, file: pq.ParquetFile) -> list[str]:
+        """The needed columns that the file has; `decode` names those that it lacks."""
+        return [name for name in self._columns if name in file.schema_arrow.names]

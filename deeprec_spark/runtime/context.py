@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from deeprec_spark.embedding.store import EmbeddingStore
 from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.options import Mode
 from deeprec_spark.runtime.worker_client import WorkerClient
+from deeprec_spark.tracing.spans import SpanRing
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class WorkerContext:
     may be unpickled. The runtime closes `store` and `client`.
 
     Training steps pass through `gate`, so that a save can stop them between two. `on_cut` sets the function that then
-    tells this worker's own state for a phase, as JSON-able data and bytes.
+    tells this worker's own state for a phase, as JSON-able data and bytes. `spans` keeps what a trace shows of it.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class WorkerContext:
     payload: bytes
     gate: StepGate
     on_cut: Callable[[Callable[[int], tuple[Mapping[str, Any], bytes]]], None]
+    spans: SpanRing = field(default_factory=SpanRing)
 
 
 WorkerEntry = Callable[[WorkerContext], None]

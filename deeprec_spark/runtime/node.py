@@ -31,6 +31,7 @@ from deeprec_spark.runtime.node_log import NODE_LOG_FORMAT
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
 from deeprec_spark.runtime.shard import Shard
 from deeprec_spark.runtime.worker_client import Heartbeat, NodeClient, WorkerClient
+from deeprec_spark.tracing.node import NodeObserver
 
 logger = logging.getLogger("deeprec_spark.runtime.node")
 
@@ -49,6 +50,7 @@ class NodeProcess:
             tls=settings.tls,
             max_bytes=settings.max_message_bytes,
         )
+        self._observer = NodeObserver(self._client.clock)
         self._gate = StepGate()
         self._capture: list[Capture] = []
         self._stopped = threading.Event()
@@ -81,7 +83,7 @@ class NodeProcess:
             logger.warning("The driver does not hear it: %s", error)
 
     def _serve(self) -> None:
-        shard = self._shard = Shard(self._job)
+        shard = self._shard = Shard(self._job, self._observer)
         self._client.announce(shard.address)
         with self._heartbeat(), self._control(shard.orders()):
             # The control's long poll hears of the end at once, the heartbeat in any case.
@@ -90,7 +92,7 @@ class NodeProcess:
 
     def _work(self) -> None:
         settings = self._job.settings
-        shard = self._shard = None if self._job.shard is None else Shard(self._job)
+        shard = self._shard = None if self._job.shard is None else Shard(self._job, self._observer)
         self._client.announce(None if shard is None else shard.address)
         with self._heartbeat():
             entry = load_entry(settings.worker_entry)
@@ -100,6 +102,7 @@ class NodeProcess:
                 orders |= shard.orders()
             elif isinstance(store, LocalStore):
                 orders |= store_orders(store)
+                self._observer.tables = store.statistics
             context = WorkerContext(
                 rank=self._job.rank,
                 worker_index=self._job.rank - settings.num_ps,
@@ -110,6 +113,7 @@ class NodeProcess:
                 payload=self._job.payload,
                 gate=self._gate,
                 on_cut=self._capture.append,
+                spans=self._observer.spans,
             )
             try:
                 with self._control(orders):
@@ -150,7 +154,7 @@ class NodeProcess:
             incarnation=self._job.incarnation,
             tls=self._job.settings.tls,
         )
-        control = NodeControl(client, orders, self._end)
+        control = NodeControl(client, {**orders, "observe": self._observer.observe}, self._end)
         try:
             yield
         finally:

@@ -95,7 +95,7 @@ class NodeControl:
 
 
 def store_orders(store: LocalStore) -> dict[str, OrderHandler]:
-    """The orders to a node that holds tables: its part of saves and restores, and what it counts."""
+    """The orders to a node that holds tables: its part of saves and restores."""
 
     def snapshot(payload: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         store.snapshot(str(payload["save_id"]), payload["base"])
@@ -120,10 +120,7 @@ def store_orders(store: LocalStore) -> dict[str, OrderHandler]:
         )
         return {"step": store.step}, b""
 
-    def observe(payload: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
-        return {"tables": store.statistics()}, b""
-
-    return {"snapshot": snapshot, "write": write, "drop": drop, "restore": restore, "observe": observe}
+    return {"snapshot": snapshot, "write": write, "drop": drop, "restore": restore}
 
 
 def server_orders(server: ParameterServer) -> dict[str, OrderHandler]:

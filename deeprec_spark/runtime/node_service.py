@@ -33,6 +33,7 @@ class NodeService:
             "claim": self._claim,
             "announce": self._announce,
             "heartbeat": self._heartbeat,
+            "clock": self._clock,
             "exited": self._exited,
             "log": self._log,
             "servers": self._servers,
@@ -84,6 +85,9 @@ class NodeService:
         self._members.beat(*_identity(message))
         with self._nodes:
             return Message({"status": "stop" if self._state.ended else "ok"})
+
+    def _clock(self, message: Message) -> Message:
+        return Message({"now": time.monotonic()})
 
     def _exited(self, message: Message) -> Message:
         code = _integer(message, "code")

@@ -10,6 +10,7 @@ from deeprec_spark.runtime.loopback import Loopback
 from deeprec_spark.runtime.node_control import OrderHandler, server_orders, store_orders
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
 from deeprec_spark.runtime.transport import MessageServer, local_host_towards
+from deeprec_spark.tracing.node import NodeObserver
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +20,10 @@ class Shard:
 
     Arguments:
         job: of a node that serves; `job.shard` says which shard.
+        observer: told of each call, and where the tables' counters are.
     """
 
-    def __init__(self, job: NodeJob) -> None:
+    def __init__(self, job: NodeJob, observer: NodeObserver) -> None:
         settings, shard = job.settings, job.shard
         if shard is None:
             raise ValueError(f"Only nodes that serve hold a shard. Received: {job.name}")
@@ -34,7 +36,8 @@ class Shard:
             placement=settings.placement,
         )
         self._service = ParameterServer(self._store, options)
-        handlers = self._service.handlers()
+        observer.tables = self._store.statistics
+        handlers = observer.timed(self._service.handlers())
         self._server = MessageServer(
             handlers,
             host=local_host_towards(settings.coordinator),

@@ -101,6 +101,10 @@ class NodeClient:
         """A sign of life; False if the job has ended."""
         return bool(self._call("heartbeat", {}, timeout=10.0).header["status"] == "ok")
 
+    def clock(self) -> float:
+        """The driver's monotonic clock, in seconds."""
+        return float(self._call("clock", {}, timeout=10.0).header["now"])
+
     def exited(self, code: int, reason: str = "", timeout: float | None = None) -> None:
         """The node's process ended with this exit code, or is about to, for a reason that the code does not tell."""
         self._call("exited", {"code": code, "reason": reason}, timeout=timeout)

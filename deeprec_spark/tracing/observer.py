@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deeprec_spark.runtime.phases import Progress
+from deeprec_spark.runtime.phases import PhaseResult, Progress
 from deeprec_spark.tracing.report import FitReport, ShardReport, WorkerReport
 from deeprec_spark.tracing.stages import STAGES
 
@@ -55,7 +55,7 @@ class FitObserver:
         )
         self._running[rank] = (copy, worker)
 
-    def workers(self, reports: Sequence[Progress]) -> None:
+    def workers(self, reports: Sequence[Progress | PhaseResult]) -> None:
         """The reports of several workers, by rank."""
         for report in reports:
             self.worker(report.rank, report.data)

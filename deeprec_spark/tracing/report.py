@@ -120,6 +120,12 @@ class FitReport:
             "skew": [asdict(one) for one in self.skew],
         }
 
+    def to_html(self) -> str:
+        """A page with bars for workers and servers."""
+        from deeprec_spark.tracing.page import render  # which is made of this module
+
+        return render(self)
+
     def __str__(self) -> str:
         """Two tables as text, for a log."""
         return f"{self._worker_table()}\n{self._shard_table()}" if self.shards else self._worker_table()

@@ -72,5 +72,5 @@ class _Timer:
         seconds = time.monotonic() - self._started
         self.seconds += seconds
         self.count += 1
-        if self._spans is not None:
+        if self._spans is not None and self._spans.keeps:
             self._spans.add(self._name, threading.current_thread().name, self._started, seconds, self.count)

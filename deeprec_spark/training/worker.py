@@ -13,8 +13,9 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from deeprec_spark.data import Batch, BatchReader, Groups, ReaderOptions, RowRange, Work
+from deeprec_spark.data import Batch, BatchReader, Groups, ReaderOptions, Work
 from deeprec_spark.data.arrays import pack_arrays, unpack_arrays
+from deeprec_spark.data.shuffle import Leased, leased_from_dict
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.runtime.context import WorkerContext
@@ -123,7 +124,7 @@ class Worker:
             shuffle_seed=payload["shuffle_seed"],
             epoch=payload["epoch"],
         )
-        meter = _Meter(self._client, trainer)
+        meter = _Meter(self._client, trainer, StageClock(self._context.spans))
         self._training = (task.number, meter)
         self._gate.enter(task.number, resumed.steps)
         try:
@@ -188,14 +189,14 @@ class Worker:
     def _steps(self, task: PhaseTask, options: ReaderOptions, skip: int = 0) -> Iterator[_Step]:
         """Batches of the phase's rows; the first `skip` assigned rows are left out."""
         reader = BatchReader(self._job.spec, options)
-        leased: dict[RowRange, LeasedItem] = {}
+        leased: dict[Leased, LeasedItem] = {}
 
         def work(first: LeasedItem) -> Iterator[Work]:
             # While rows are held, do not wait for other workers' leases: they might wait for these.
             nonlocal skip
             item: LeasedItem | None = first
             while item is not None:
-                part = RowRange.from_dict(item.data)
+                part = leased_from_dict(item.data)
                 done = item.done if task.dynamic else min(skip, part.rows)
                 skip -= 0 if task.dynamic else done
                 if done < part.rows:
@@ -203,7 +204,7 @@ class Worker:
                     yield Work(part, done)
                 item = self._client.lease(wait=False)
 
-        def begin(part: RowRange) -> bool:
+        def begin(part: Leased) -> bool:
             # Near the end an idle worker may have taken the range over.
             granted = self._client.begin(leased[part])
             if not granted:
@@ -267,10 +268,10 @@ class ResumedWorker:
 class _Meter:
     """Counts steps, samples and the seconds of stages, and reports them about once a second."""
 
-    def __init__(self, client: WorkerClient, trainer: Trainer) -> None:
+    def __init__(self, client: WorkerClient, trainer: Trainer, clock: StageClock | None = None) -> None:
         self._client = client
         self._trainer = trainer
-        self.clock = StageClock()
+        self.clock = clock or StageClock()
         self._started = time.monotonic()
         self._next_report = self._started + PROGRESS_SECONDS
         self.steps = 0
