@@ -16,6 +16,7 @@ from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions, Mode, Placement, check_topology
 from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
+from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.training.worker import ENTRY, WorkerJob
 
@@ -41,9 +42,17 @@ class ClusterOptions:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
     placement: Placement = "separate"
+    semi_sync: SemiSyncOptions | None = None
 
     def __post_init__(self) -> None:
         check_topology(self.num_ps, self.num_workers, self.mode, self.placement)
+        if self.semi_sync is not None:
+            self.semi_sync.check(self.mode, self.num_workers)
+
+    @property
+    def drops_samples(self) -> bool:
+        """Whether steps go on without the samples of late workers."""
+        return self.semi_sync is not None and self.semi_sync.backup_workers > 0
 
 
 class TrainingCluster:
@@ -72,7 +81,13 @@ class TrainingCluster:
             )
         )
         try:
-            launch = LaunchOptions.of(coordinator, ENTRY, self._job.to_bytes(), env=_node_environment())
+            launch = LaunchOptions.of(
+                coordinator,
+                ENTRY,
+                self._job.to_bytes(),
+                env=_node_environment(),
+                semi_sync=options.semi_sync,
+            )
             self._nodes = launch_nodes(self._spark, launch, on_failure=coordinator.abort)
         except BaseException:
             coordinator.stop()

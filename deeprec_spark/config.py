@@ -31,6 +31,7 @@ from deeprec_spark.redaction import MASK, is_secret, redact_settings, redacted
 if TYPE_CHECKING:
     from deeprec_spark.recovery import RestartOptions
     from deeprec_spark.runtime.options import DeadlineOptions
+    from deeprec_spark.runtime.semi_sync import SemiSyncOptions
     from deeprec_spark.saving import CheckpointOptions
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -244,6 +245,26 @@ class DeadlinesSection(Section):
         return DeadlineOptions(**self.model_dump())
 
 
+class SemiSyncSection(Section):
+    """Bounds what a slow worker costs: max_staleness with mode: async, or backup_workers with mode: sync."""
+
+    max_staleness: int | None = Field(
+        None, ge=0, description="Steps that a worker may be ahead of the slowest one (async)."
+    )
+    backup_workers: int = Field(
+        0, ge=0, description="Workers that a step does not wait for; what they push late is dropped (sync)."
+    )
+    patience_secs: float = Field(
+        60.0, gt=0.0, description="A worker that pushes nothing for so long holds no one up (max_staleness)."
+    )
+
+    def make_options(self) -> SemiSyncOptions:
+        """The section as the Estimator takes it."""
+        from deeprec_spark.runtime.semi_sync import SemiSyncOptions
+
+        return SemiSyncOptions(**self.model_dump())
+
+
 class ClusterSection(Section):
     """Where it runs. `conf` are Spark properties; those of spark-submit and of a running session win."""
 
@@ -258,6 +279,7 @@ class ClusterSection(Section):
         "separate",
         description="Parameter servers beside the workers, or (num_ps: 0) a shard of the tables in each worker.",
     )
+    semi_sync: SemiSyncSection | None = Field(None, description="Something between async and sync.")
     tls: TlsSection | None = Field(None, description="Certificates; without them calls are not encrypted.")
     max_message_mb: int = Field(
         1024, ge=1, le=2047, description="Larger messages are refused: a step's rows, a worker's result."
@@ -281,6 +303,8 @@ class ClusterSection(Section):
                 f"num_ps: 0 hosts the tables inside one worker: set workers: 1, num_ps: 1 or more, or placement: "
                 f"colocated. Received: workers={self.workers}"
             )
+        if self.semi_sync is not None:
+            self.semi_sync.make_options().check(self.mode, self.workers)
         return self
 
 

@@ -23,6 +23,7 @@ from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
 from deeprec_spark.layers import tables
 from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.options import DeadlineOptions, Mode, Placement
+from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.slots import check_slots
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
@@ -56,6 +57,7 @@ class Estimator:
         workers_per_node: int = 1,
         mode: Mode = "async",
         placement: Placement = "separate",
+        semi_sync: SemiSyncOptions | None = None,
         sparse_optimizer: Optimizer | None = None,
         model_dir: str | None = None,
         feature_spec: FeatureSpec | None = None,
@@ -79,8 +81,8 @@ class Estimator:
             config: what `model_creator` and data creators get.
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
-            num_ps, num_workers, workers_per_node, mode, placement, sparse_optimizer, model_dir, feature_spec,
-                seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, log_to_driver, tls,
+            num_ps, num_workers, workers_per_node, mode, placement, semi_sync, sparse_optimizer, model_dir,
+                feature_spec, seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, log_to_driver, tls,
                 max_message_mb, deadlines: see EstimatorOptions.
 
         Raises:
@@ -98,6 +100,7 @@ class Estimator:
             workers_per_node=workers_per_node,
             mode=mode,
             placement=placement,
+            semi_sync=semi_sync,
             sparse_optimizer=sparse_optimizer,
             model_dir=model_dir,
             feature_spec=feature_spec,
@@ -419,10 +422,13 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         self.statistics = loop.statistics
         self._observer = loop.observer
         try:
-            return loop.run(lambda: TrainingCluster(self._spark, self._cluster_options, job))
+            history = loop.run(lambda: TrainingCluster(self._spark, self._cluster_options, job))
         finally:
             # After a failure the next fit goes on from what was saved last.
             self._checkpoint = loop.last_checkpoint
+        if self.options.semi_sync is not None:
+            logger.info("Semi-sync: %s", loop.statistics.semi_sync.describe(self.options.semi_sync))
+        return history
 
     def _start(self) -> str | None:
         """The checkpoint that the next fit begins with; the last whole one where that is asked for."""

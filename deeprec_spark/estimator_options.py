@@ -11,6 +11,7 @@ from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.options import DeadlineOptions, Mode, Placement
+from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.tracing import TracingOptions
@@ -30,6 +31,8 @@ class EstimatorOptions:
         mode: "async" applies each worker's updates at once; "sync" sums a global batch, and repeats bit for bit.
         placement: "separate" has parameter servers beside the workers; "colocated" keeps a shard of the tables in each
             worker, with num_ps=0.
+        semi_sync: bounds what a slow worker costs: how far async workers may drift apart, or how many a sync step does
+            not wait for; None is neither.
         sparse_optimizer: updates the embedding rows; None takes the kind and settings of the compiled optimizer.
         model_dir: for checkpoints and staged data: a path that driver and executors have mounted alike, or a URI that
             pyarrow or fsspec opens (s3, hdfs, gs, abfs); None is a temporary folder.
@@ -51,6 +54,7 @@ class EstimatorOptions:
     workers_per_node: int = 1
     mode: Mode = "async"
     placement: Placement = "separate"
+    semi_sync: SemiSyncOptions | None = None
     sparse_optimizer: Optimizer | None = None
     model_dir: str | None = None
     feature_spec: FeatureSpec | None = None
@@ -80,6 +84,7 @@ class EstimatorOptions:
             num_workers=self._num_workers(spark),
             mode=self.mode,
             placement=self.placement,
+            semi_sync=self.semi_sync,
             tls=self.tls,
             max_message_bytes=self.max_message_mb << 20,
             deadlines=self.deadlines,

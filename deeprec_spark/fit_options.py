@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deeprec_spark.runtime.phases import PhaseResult
+from deeprec_spark.runtime.semi_sync import SemiSyncReport
 from deeprec_spark.saving import SaveRecord
 
 
@@ -46,7 +48,8 @@ class FitStatistics:
     """What a fit did: rows, steps of the model (updates), and the seconds that its training phases took.
 
     Rows and steps are those that the model has seen: what was trained again after a failure counts once. `saves` are
-    its checkpoints and what each of them cost, `restarts` how often its nodes were started again.
+    its checkpoints and what each of them cost, `restarts` how often its nodes were started again, `semi_sync` what
+    semi-synchronous training cost.
     """
 
     rows: int = 0
@@ -54,7 +57,13 @@ class FitStatistics:
     seconds: float = 0.0
     restarts: int = 0
     saves: list[SaveRecord] = field(default_factory=list)
+    semi_sync: SemiSyncReport = field(default_factory=SemiSyncReport)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def count_semi_sync(self, results: Sequence[PhaseResult]) -> None:
+        """Add what a phase of training cost its workers."""
+        for result in results:
+            self.semi_sync.add(SemiSyncReport.from_dict(result.data["semi_sync"]))
 
     @property
     def samples_per_second(self) -> float:

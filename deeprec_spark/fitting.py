@@ -279,7 +279,7 @@ class FitLoop:
         self._recorder.epoch_end(position.epoch, self._step, results)
         trained = before.samples + sum(result.data["samples"] for result in results)
         # What a lost worker counted is lost with it, but an epoch that was not stopped has all its rows.
-        counted = running.stopped or dataset.samples_per_row != 1.0
+        counted = running.stopped or self._cluster_options.drops_samples or dataset.samples_per_row != 1.0
         samples = trained if counted else dataset.num_rows
         parts = [worker_arrays_of(result) for result in results]
         logs = self._metrics_of(
@@ -294,6 +294,7 @@ class FitLoop:
         )
         self.statistics.rows = position.rows + samples
         self.statistics.steps = self._step - position.step
+        self.statistics.count_semi_sync(results)
         self.statistics.seconds += max((result.data["seconds"] for result in results), default=0.0)
         return dict(logs)
 

@@ -68,6 +68,7 @@ def make_estimator(spark: SparkSession, config: JobConfig, spec: FeatureSpec) ->
         num_workers=config.cluster.workers,
         mode=config.cluster.mode,
         placement=config.cluster.placement,
+        semi_sync=None if config.cluster.semi_sync is None else config.cluster.semi_sync.make_options(),
         sparse_optimizer=config.training.make_sparse_optimizer(),
         model_dir=config.training.model_dir,
         feature_spec=spec,

@@ -21,6 +21,7 @@ from deeprec_spark.embedding.options import CounterFilter, EmbeddingVariableOpti
 from deeprec_spark.estimator import Estimator, KerasEstimator
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.recovery import RestartOptions
+from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.session import init_session
 
@@ -48,9 +49,9 @@ def creator(config: dict[str, Any]) -> keras.Model:
 class Killer(keras.callbacks.Callback):
     """kill -9 of the process of one node, once, in the middle of the second epoch."""
 
-    def __init__(self, victim: str) -> None:
+    def __init__(self, victim: str, application: str) -> None:
         super().__init__()
-        self.victim = victim
+        self.victim, self.application = victim, application
         self.epoch = 0
         # Not a plain value: a job that starts again takes back what callbacks have counted, but this stays done.
         self.done = threading.Event()
@@ -66,7 +67,10 @@ class Killer(keras.callbacks.Callback):
         [found] = [
             process
             for process, line in lines
-            if "deeprec_spark.runtime.node" in line and any(part.startswith(self.victim) for part in line)
+            if "deeprec_spark.runtime.node" in line
+            and any(part.startswith(self.victim) for part in line)
+            # Not one of another job on this machine.
+            and any(self.application in parent.cmdline() for parent in process.parents())
         ]
         found.kill()
 
@@ -121,12 +125,22 @@ class Scenes:
         found: Found = {}
         for name in ("undisturbed", "disturbed"):
             estimator = self.estimator(name, checkpoints=saves, restarts=quick, **COLOCATED)
-            killer = Killer("worker 1 ")
+            killer = Killer("worker 1 ", self.spark.sparkContext.applicationId)
             found[name] = self.train(
                 estimator, 3, [killer] if name == "disturbed" else [], validation_data=self.data
             )
             found[name]["killed"] = killer.done.is_set()
         return found
+
+    def semi_sync(self) -> Found:
+        """Nodes with tables, in both ways between async and sync."""
+        bounded = self.estimator(
+            "bounded", mode="async", semi_sync=SemiSyncOptions(max_staleness=1), **COLOCATED
+        )
+        backup = self.estimator(
+            "backup", placement="colocated", num_workers=3, semi_sync=SemiSyncOptions(backup_workers=1)
+        )
+        return {"bounded": self.train(bounded), "backup": self.train(backup, 4)}
 
     @property
     def frame(self) -> DataFrame:
@@ -158,6 +172,7 @@ class Scenes:
             "rows": statistics.rows,
             "steps": statistics.steps,
             "restarts": statistics.restarts,
+            "semi_sync": statistics.semi_sync.to_dict(),
             "saves": [save.kind for save in statistics.saves],
             "files": sorted(file.path for file in load(newest).files),
         }

@@ -55,10 +55,12 @@ def counting(config: dict[str, Any]) -> keras.Model:
 
 
 def node(name: str) -> psutil.Process | None:
-    """The process of a node of this machine's job, e.g. `server 0`."""
+    """The process of a node of this process's job, e.g. `server 0`."""
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if "deeprec_spark.runtime.node" in line and any(part.startswith(name + " ") for part in line):
+        named = "deeprec_spark.runtime.node" in line and any(part.startswith(name + " ") for part in line)
+        # Not one of another job on this machine.
+        if named and any(parent.pid == os.getpid() for parent in process.parents()):
             return process
     return None
 
@@ -140,6 +142,7 @@ def main() -> None:
         rows.repartitionByRange(3, "row").write.mode("overwrite").parquet(data)
     estimator = Estimator.from_keras(
         model_creator=counting, num_ps=int(servers), num_workers=int(workers), mode=mode,
+        placement="separate" if int(servers) else "colocated",
         sparse_optimizer=SGD(1.0), model_dir=f"{folder}/model-{mode}", spark=spark, seed=5,
         checkpoints=CheckpointOptions(save_secs=None, incremental_steps=100),
         restarts=RestartOptions(backoff_secs=0.2),

@@ -16,6 +16,7 @@ import numpy as np
 from deeprec_spark.embedding.optimizers import SGD
 from deeprec_spark.embedding.store import PullRequest, PushRequest, SparseGradient, TableSpec, UniqueKeys
 from deeprec_spark.runtime.context import WorkerContext
+from deeprec_spark.runtime.worker_client import LeasedItem
 
 logger = logging.getLogger("runtime_entries")
 
@@ -57,9 +58,10 @@ def count_rows(context: WorkerContext) -> None:
     """Adds 1 to row `id` of the table for each id of the items' ranges, a few in each step, between gates.
 
     Items are {"first", "rows"}; the payload may have `step_rows`, `pause` (seconds a step), and, by worker index,
-    `slow`: how many times longer that worker's steps are.
+    `slow`: how many times longer that worker's steps are. The result has for each step its number, when it began and
+    when its push began.
     """
-    store, client, gate = context.store, context.client, context.gate
+    store, client, gate, pace = context.store, context.client, context.gate, context.pace
     store.create_tables([TableSpec("rows", 1, optimizer=SGD(learning_rate=1.0))])
     store.init_dense(np.zeros(1, np.float32), np.zeros(1, np.float32), SGD(learning_rate=1.0))
     state = {"steps": 0}
@@ -67,26 +69,48 @@ def count_rows(context: WorkerContext) -> None:
     nothing = threading.Event()
 
     def step(ids: np.ndarray, rows: dict[int, int], pause: float) -> bool:
+        pace.reading()
+        number = getattr(pace, "number", state["steps"])
+        pace.may_begin(wait=True)
         if not gate.begin(rows):
             return False
+        state["steps"] += 1
+        if pace.behind:
+            pace.skip()
+            gate.end()
+            pace.used(len(ids))
+            return True
+        pace.begun()
+        began = time.monotonic()
         store.pull(PullRequest({"rows": UniqueKeys(ids, np.ones(len(ids), np.int64))}))
         gradient = SparseGradient(ids, np.full((len(ids), 1), -1, np.float32))
         nothing.wait(pause)
+        times.append((number, began, time.monotonic()))
         store.push(
             PushRequest({"rows": gradient}, np.full(1, -1, np.float32), None, samples=max(len(ids), 1))
         )
         gate.end()
-        state["steps"] += 1
+        pace.ended()
+        pace.used(len(ids))
         return True
+
+    def lease() -> LeasedItem | None:
+        item = client.lease(wait=False)
+        if item is None:
+            pace.starving()
+            item = client.lease()
+        return item
 
     while (task := client.next_phase()) is not None:
         size, pause = task.payload.get("step_rows", 4), task.payload.get("pause", 0.0)
         pause *= task.payload.get("slow", {}).get(str(context.worker_index), 1)
         skip = task.payload.get("steps_done", 0) * size
+        pace.enter()
         gate.enter(task.number, task.payload.get("steps_done", 0))
         ends: list[float] = []
+        times: list[tuple[int, float, float]] = []
         going = True
-        while going and (item := client.lease()) is not None:
+        while going and (item := lease()) is not None:
             if not client.begin(item):
                 continue
             done = item.done if task.dynamic else min(skip, item["rows"])
@@ -101,7 +125,8 @@ def count_rows(context: WorkerContext) -> None:
                 gate.forget(item.index)
                 ends.append(time.monotonic())
         gate.leave()
-        client.finish({"pid": os.getpid(), "ends": ends})
+        semi_sync = pace.leave().to_dict()
+        client.finish({"pid": os.getpid(), "ends": ends, "times": times, "semi_sync": semi_sync})
 
 
 def stay(context: WorkerContext) -> None:

@@ -127,13 +127,15 @@ def test_a_batch_without_samples_is_a_step(staleness: int) -> None:
 class Recorder:
     """A gate that is shut at some steps, and writes down what it was told."""
 
-    def __init__(self, held: set[int], stop: int | None = None) -> None:
-        self.held, self.stop = held, stop
+    def __init__(self, held: set[int], stop: int | None = None, skipped: set[int] | None = None) -> None:
+        self.held, self.stop, self.skipped = held, stop, skipped or set()
         self.log: list[tuple[str, int]] = []
 
     def begin(self, tag: int, *, wait: bool) -> Begin:
         if tag == self.stop:
             return Begin.STOP
+        if tag in self.skipped:
+            return Begin.SKIP
         if tag in self.held and not wait:
             return Begin.HELD
         if tag in self.held:
@@ -161,6 +163,17 @@ def test_a_gate_can_stop(staleness: int) -> None:
     pipeline = StepPipeline(made, PipelineOptions(max_staleness=staleness), gate)
     assert list(pipeline.train(tagged(batches()))) == [0, 1, 2, 3]
     assert made.step == 4
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_gate_can_leave_batches_out(depth: int) -> None:
+    made = trainer()
+    gate = Recorder(held=set(), skipped={0, 3, 4})
+    assert list(StepPipeline(made, PipelineOptions(depth), gate).train(tagged(batches()))) == list(
+        range(STEPS)
+    )
+    assert made.step == STEPS - 3
+    assert [step for what, step in gate.log if what == "end"] == [1, 2, 5, 6]
 
 
 def step_threads() -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from deeprec_spark.embedding.store import EmbeddingStore
 from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.options import Mode
+from deeprec_spark.runtime.pace import Pace
 from deeprec_spark.runtime.worker_client import WorkerClient
 from deeprec_spark.tracing.spans import SpanRing
 
@@ -21,8 +22,9 @@ class WorkerContext:
     `rank` counts servers first; `worker_index` is 0 to num_workers - 1. `payload` came through Spark's closure and
     may be unpickled. The runtime closes `store` and `client`.
 
-    Training steps pass through `gate`, so that a save can stop them between two. `on_cut` sets the function that then
-    tells this worker's own state for a phase, as JSON-able data and bytes. `spans` keeps what a trace shows of it.
+    Training steps pass through `gate`, so that a save can stop them between two, and keep to `pace`. `on_cut` sets the
+    function that then tells this worker's own state for a phase, as JSON-able data and bytes. `spans` keeps what a
+    trace shows of it.
     """
 
     rank: int
@@ -33,6 +35,7 @@ class WorkerContext:
     store: EmbeddingStore
     payload: bytes
     gate: StepGate
+    pace: Pace
     on_cut: Callable[[Callable[[int], tuple[Mapping[str, Any], bytes]]], None]
     spans: SpanRing = field(default_factory=SpanRing)
 

@@ -24,6 +24,8 @@ class Gather(Generic[Part, Answer]):
         num_ps: for messages.
         combine: from the parts by rank, in rank order, to the answers by rank; runs in one caller's thread.
         timeout: seconds from a round's first part until all must be there.
+        needed: so many parts make a round; None is one from each rank. Whoever is late for a round must know it
+            beforehand, and take part in a later one.
     """
 
     def __init__(
@@ -33,12 +35,14 @@ class Gather(Generic[Part, Answer]):
         num_ps: int,
         combine: Callable[[Mapping[int, Part]], Mapping[int, Answer]],
         timeout: float,
+        needed: int | None = None,
     ) -> None:
         self._what = what
         self._ranks = sorted(ranks)
         self._num_ps = num_ps
         self._combine = combine
         self._timeout = timeout
+        self._needed = len(self._ranks) if needed is None else needed
         self._condition = threading.Condition()
         self._round = 1
         self._parts: dict[int, Part] = {}
@@ -62,11 +66,11 @@ class Gather(Generic[Part, Answer]):
             if not self._parts:
                 self._deadline = time.monotonic() + self._timeout
             self._parts.setdefault(rank, part)
-            if len(self._parts) < len(self._ranks) or self._combining:
+            if len(self._parts) < self._needed or self._combining:
                 return self._wait(rank, sequence)
             self._combining = True
         try:
-            answers = self._combine({one: self._parts[one] for one in self._ranks})
+            answers = self._combine({one: self._parts[one] for one in self._ranks if one in self._parts})
         except Exception as error:
             self.fail(error)
             raise
@@ -75,6 +79,26 @@ class Gather(Generic[Part, Answer]):
             self._round += 1
             self._condition.notify_all()
             return answers[rank]
+
+    def wait_for(self, sequence: int) -> None:
+        """Wait until round `sequence` is the next one, or is over.
+
+        Raises:
+            TimeoutError: not every rank came in time for the rounds before.
+            Exception: what broke the gather.
+        """
+        end = time.monotonic() + self._timeout
+        with self._condition:
+            while self._round < sequence and self._error is None:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(
+                        f"Synchronous {self._what} {self._round} was not there after {self._timeout:.0f} s. "
+                        f"Missing: {self._missing()}"
+                    )
+                self._condition.wait(left)
+            if self._error is not None:
+                raise self._error
 
     def fail(self, error: Exception) -> None:
         """Break the gather: all who wait or come later get this error."""
@@ -98,10 +122,9 @@ class Gather(Generic[Part, Answer]):
         while self._round == sequence and self._error is None:
             left = self._deadline - time.monotonic()
             if left <= 0 and not self._combining:
-                missing = [describe_rank(one, self._num_ps) for one in self._ranks if one not in self._parts]
                 self._error = TimeoutError(
                     f"Synchronous {self._what} {sequence} waited {self._timeout:.0f} s for other workers. "
-                    f"Missing: {', '.join(missing)}"
+                    f"Missing: {self._missing()}"
                 )
                 self._condition.notify_all()
                 break
@@ -109,3 +132,9 @@ class Gather(Generic[Part, Answer]):
         if self._error is not None:
             raise self._error
         return self._answers[rank]
+
+    def _missing(self) -> str:
+        missing = [describe_rank(one, self._num_ps) for one in self._ranks if one not in self._parts]
+        needed = self._needed - len(self._parts)
+        of = "" if needed == len(missing) else f"{needed} of "
+        return of + ", ".join(missing)

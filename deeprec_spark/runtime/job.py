@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import Mode, Placement, check_topology, describe_rank, server_ranks
+from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
 from deeprec_spark.runtime.transport import TlsOptions
 
@@ -30,6 +31,7 @@ class NodeSettings:
         stop_grace: seconds that a worker deep in a step has to end after the job; then it is killed.
         max_message_bytes: larger messages are refused.
         environment: variables added to the node's.
+        semi_sync: how far workers may drift apart; see SemiSyncOptions.
     """
 
     num_ps: int
@@ -45,6 +47,7 @@ class NodeSettings:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     placement: Placement = "separate"
+    semi_sync: SemiSyncOptions | None = None
 
     def __post_init__(self) -> None:
         check_topology(self.num_ps, self.num_workers, self.mode, self.placement)
@@ -98,8 +101,12 @@ class NodeJob:
         text_size, payload_size = _SIZES.unpack(_read(stream, _SIZES.size))
         fields: dict[str, Any] = json.loads(_read(stream, text_size))
         settings = fields.pop("settings")
-        tls = settings.pop("tls")
-        common = NodeSettings(**settings, tls=None if tls is None else TlsOptions(**tls))
+        tls, semi_sync = settings.pop("tls"), settings.pop("semi_sync")
+        common = NodeSettings(
+            **settings,
+            tls=None if tls is None else TlsOptions(**tls),
+            semi_sync=None if semi_sync is None else SemiSyncOptions(**semi_sync),
+        )
         return cls(common, **fields, payload=_read(stream, payload_size))
 
 

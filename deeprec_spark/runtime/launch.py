@@ -16,6 +16,7 @@ from deeprec_spark.runtime.errors import JobError
 from deeprec_spark.runtime.job import NodeSettings
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import Mode, Placement
+from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.slots import check_slots, is_connect
 from deeprec_spark.runtime.transport import TlsOptions
 
@@ -38,7 +39,7 @@ class LaunchOptions:
         worker_entry: `package.module:function`, importable on the executors, called with a WorkerContext.
         worker_payload: bytes for it; they travel in Spark's closure, not over the network calls of this package.
         env: variables added to the environment of every node.
-        servers_timeout, sync_timeout, max_message_bytes: see NodeSettings.
+        servers_timeout, sync_timeout, max_message_bytes, semi_sync: see NodeSettings.
     """
 
     num_ps: int
@@ -54,6 +55,7 @@ class LaunchOptions:
     sync_timeout: float = 300.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
     placement: Placement = "separate"
+    semi_sync: SemiSyncOptions | None = None
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class LaunchOptions:
         worker_payload: bytes = b"",
         env: Mapping[str, str] | None = None,
         sync_timeout: float = 300.0,
+        semi_sync: SemiSyncOptions | None = None,
     ) -> LaunchOptions:
         """The options that fit a coordinator."""
         common = coordinator.options
@@ -80,6 +83,7 @@ class LaunchOptions:
             sync_timeout=sync_timeout,
             max_message_bytes=common.max_message_bytes,
             placement=common.placement,
+            semi_sync=semi_sync,
         )
 
     def settings(self) -> NodeSettings:
@@ -97,6 +101,7 @@ class LaunchOptions:
             max_message_bytes=self.max_message_bytes,
             environment=dict(self.env),
             placement=self.placement,
+            semi_sync=self.semi_sync,
         )
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.store import EmbeddingStore
+from deeprec_spark.runtime.backup import BackupStore
 from deeprec_spark.runtime.context import WorkerContext, load_entry
 from deeprec_spark.runtime.errors import JobEndedError, JobError
 from deeprec_spark.runtime.gate import StepGate
@@ -28,8 +29,10 @@ from deeprec_spark.runtime.node_control import (
     worker_orders,
 )
 from deeprec_spark.runtime.node_log import NODE_LOG_FORMAT
+from deeprec_spark.runtime.pace import BackupPace, Pace
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
 from deeprec_spark.runtime.shard import Shard
+from deeprec_spark.runtime.staleness import StepTurns
 from deeprec_spark.runtime.worker_client import Heartbeat, NodeClient, WorkerClient
 from deeprec_spark.tracing.node import NodeObserver
 
@@ -112,6 +115,7 @@ class NodeProcess:
                 store=store,
                 payload=self._job.payload,
                 gate=self._gate,
+                pace=self._make_pace(store),
                 on_cut=self._capture.append,
                 spans=self._observer.spans,
             )
@@ -137,7 +141,16 @@ class NodeProcess:
         )
         shard, number = self._shard, self._job.shard
         local = {} if shard is None or number is None else {number: shard.loopback}
+        if settings.semi_sync is not None and settings.semi_sync.backup_workers:
+            return BackupStore(addresses, options, local)
         return RemoteStore(addresses, options, local)
+
+    def _make_pace(self, store: EmbeddingStore) -> Pace:
+        if isinstance(store, BackupStore):
+            return BackupPace(self._job.rank, store)
+        if self._job.settings.semi_sync is not None and isinstance(store, RemoteStore):
+            return StepTurns(store.ask_first)
+        return Pace()
 
     def _end(self) -> None:
         """The job is over: whoever waits for other nodes in this one need not any more."""

@@ -12,7 +12,6 @@ from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.runtime.errors import JobError, StaleNodeError
 from deeprec_spark.runtime.gate import StepGate
-from deeprec_spark.runtime.server import ParameterServer
 from deeprec_spark.runtime.store_messages import file_to_dict
 from deeprec_spark.runtime.worker_client import NodeClient, NodeOrder
 
@@ -123,11 +122,15 @@ def store_orders(store: LocalStore) -> dict[str, OrderHandler]:
     return {"snapshot": snapshot, "write": write, "drop": drop, "restore": restore}
 
 
-def server_orders(server: ParameterServer) -> dict[str, OrderHandler]:
-    """The orders to a parameter server alone."""
+def server_orders(turn_away: Callable[[int, int], Any]) -> dict[str, OrderHandler]:
+    """The orders to a node that serves.
+
+    Arguments:
+        turn_away: takes no more pushes of a rank's incarnation, and tells where its last one put it in the data.
+    """
 
     def fence(payload: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
-        return {"position": server.fence(int(payload["rank"]), int(payload["incarnation"]))}, b""
+        return {"position": turn_away(int(payload["rank"]), int(payload["incarnation"]))}, b""
 
     return {"fence": fence}
 

@@ -149,6 +149,11 @@ class RemoteStore:
         messages = [encode_push(sender, part, position) for part in self._push_parts(request)]
         return max(int(answer.header["step"]) for answer in self._parallel("push", messages))
 
+    def ask_first(self, method: str, header: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Call a method of the first server in this worker's name; the header of its answer."""
+        message = Message({**self._sender(0).to_header(), **header})
+        return self._call(self._connections[0], method, message, None).header
+
     def evict(self) -> Mapping[str, int]:
         """Run each table's eviction policy on every server; returns the rows evicted by table."""
         total: dict[str, int] = {}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.runtime.backup import BackupServer
+from deeprec_spark.runtime.errors import JobEndedError
 from deeprec_spark.runtime.job import NodeJob
 from deeprec_spark.runtime.loopback import Loopback
 from deeprec_spark.runtime.node_control import OrderHandler, server_orders, store_orders
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
+from deeprec_spark.runtime.staleness import StalenessBound
 from deeprec_spark.runtime.transport import MessageServer, local_host_towards
 from deeprec_spark.tracing.node import NodeObserver
 
@@ -35,9 +39,18 @@ class Shard:
             sync_timeout=settings.sync_timeout,
             placement=settings.placement,
         )
-        self._service = ParameterServer(self._store, options)
+        semi_sync = settings.semi_sync
+        self._service: ParameterServer | BackupServer
+        if semi_sync is not None and semi_sync.backup_workers:
+            self._service = BackupServer(self._store, options, semi_sync.backup_workers)
+        else:
+            self._service = ParameterServer(self._store, options)
         observer.tables = self._store.statistics
         handlers = observer.timed(self._service.handlers())
+        self._bound: StalenessBound | None = None
+        if shard == 0 and semi_sync is not None and semi_sync.max_staleness is not None:
+            self._bound = StalenessBound(semi_sync, settings.num_ps)
+            handlers = self._bound.around(handlers)
         self._server = MessageServer(
             handlers,
             host=local_host_towards(settings.coordinator),
@@ -57,11 +70,13 @@ class Shard:
 
     def orders(self) -> dict[str, OrderHandler]:
         """What the driver may order: its part of saves and restores."""
-        return {**store_orders(self._store), **server_orders(self._service)}
+        return {**store_orders(self._store), **server_orders(self._fence)}
 
     def wake(self) -> None:
         """The job has ended: calls that wait for other ranks fail."""
         self._service.stop()
+        if self._bound is not None:
+            self._bound.fail(JobEndedError("The job has ended."))
 
     def stop(self) -> None:
         """Answer no more calls, and free the tables. May be repeated."""
@@ -71,3 +86,10 @@ class Shard:
         self.wake()
         self._server.stop()
         self._store.close()
+
+    def _fence(self, rank: int, incarnation: int) -> Any:
+        """A worker was lost: its pushes are refused, and nobody waits for it."""
+        position = self._service.fence(rank, incarnation)
+        if self._bound is not None:
+            self._bound.lost(rank, incarnation)
+        return position

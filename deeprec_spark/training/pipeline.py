@@ -61,6 +61,7 @@ class Begin(enum.Enum):
 
     GO = "go"
     HELD = "held"  # not now: let what has begun come to its end, then ask again and wait
+    SKIP = "skip"  # leave this batch out, and go on with the next
     STOP = "stop"  # no step begins any more
 
 
@@ -68,7 +69,7 @@ class Gate(Protocol[Gated]):
     """Who may keep steps from beginning, and is told of those that ended; called in the order of the steps."""
 
     def begin(self, tag: Gated, *, wait: bool) -> Begin:
-        """Before a step's pull. With `wait` it answers GO or STOP only."""
+        """Before a step's pull. With `wait` it does not answer HELD. A batch to SKIP has no `end`."""
 
     def end(self, tag: Gated) -> None:
         """After a step's push, in the thread that pushed."""
@@ -161,9 +162,11 @@ class StepPipeline:
 
     def _in_order(self, steps: Iterable[_Step[Tag]]) -> Iterator[Tag]:
         for step in steps:
-            if self._begin(step[2], wait=True) is Begin.STOP:
+            answer = self._begin(step[2], wait=True)
+            if answer is Begin.STOP:
                 return
-            self._push(step, self._compute(step, self._pull(step)))
+            if answer is not Begin.SKIP:
+                self._push(step, self._compute(step, self._pull(step)))
             yield step[2]
 
     def _ahead(self, steps: Iterator[_Step[Tag]], store: ThreadPoolExecutor) -> Iterator[Tag]:

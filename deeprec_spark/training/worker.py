@@ -20,6 +20,7 @@ from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.runtime.context import WorkerContext
 from deeprec_spark.runtime.gate import StepGate
+from deeprec_spark.runtime.pace import BackupPace, Pace
 from deeprec_spark.runtime.worker_client import LeasedItem, PhaseTask, WorkerClient
 from deeprec_spark.tracing.stages import StageClock
 from deeprec_spark.training.options import TrainerOptions
@@ -71,6 +72,11 @@ def main(context: WorkerContext) -> None:
     from deeprec_spark.training.trainer import Trainer
 
     job: WorkerJob = cloudpickle.loads(context.payload)
+    if isinstance(context.pace, BackupPace) and job.pipeline.max_staleness:
+        raise ValueError(
+            "With backup workers a batch is pulled once its step is the current one: set "
+            f"PipelineOptions.max_staleness=0. Received: {job.pipeline}"
+        )
     tf.config.threading.set_intra_op_parallelism_threads(job.intra_op_threads)
     tf.config.threading.set_inter_op_parallelism_threads(job.inter_op_threads)
     keras.utils.set_random_seed(job.seed)
@@ -126,23 +132,25 @@ class Worker:
         )
         meter = _Meter(self._client, trainer, StageClock(self._context.spans))
         self._training = (task.number, meter)
+        self._context.pace.enter()
         self._gate.enter(task.number, resumed.steps)
         try:
             self._train_steps(task, options, meter, resumed.steps)
         finally:
             self._gate.leave()
+        semi_sync = self._context.pace.leave()
         meter.report()
         states = trainer.metric_states()
-        data = {**meter.result(), "metrics": len(states)}
+        data = {**meter.result(), "metrics": len(states), "semi_sync": semi_sync.to_dict()}
         return data, pack_arrays([*states, *trainer.random_state()])
 
     def _train_steps(self, task: PhaseTask, options: ReaderOptions, meter: _Meter, done: int) -> None:
         """All steps of an epoch, from step `done` on, or fewer where the driver ends it."""
-        gate, trainer = self._gate, self._trainer
-        work = self._steps(task, options, skip=done * options.batch_size)
-        pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate), meter.clock)
+        gate, pace, trainer = self._gate, self._context.pace, self._trainer
+        work = self._steps(task, options, pace, skip=done * options.batch_size)
+        pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate, pace), meter.clock)
         for step in pipeline.train((step.batch, step) for step in work):
-            meter.count(step.batch.size)
+            meter.count(pace.used(step.batch.size))
             self._complete(step)
             for item in step.finished:
                 gate.forget(item.index)
@@ -151,9 +159,13 @@ class Worker:
             with meter.clock.stage("wait"):
                 if not gate.begin():
                     return
-                trainer.train_empty()
+                if pace.behind:
+                    pace.skip()
+                else:
+                    trainer.train_empty()
+                    pace.ended()
             gate.end()
-            meter.count(0)
+            meter.count(pace.used(0))
 
     def _state(self, phase: int) -> tuple[Mapping[str, Any], bytes]:
         """What a save keeps of this worker; called between two steps, from the control thread."""
@@ -170,7 +182,7 @@ class Worker:
         trainer.refresh()
         options = ReaderOptions(batch_size=task.payload["batch_size"], sample_weight=self._job.sample_weight)
         meter = _Meter(self._client, trainer)
-        for step in self._steps(task, options):
+        for step in self._steps(task, options, Pace()):
             trainer.evaluate_step(step.batch)
             meter.count(step.batch.size)
             self._complete(step)
@@ -186,7 +198,7 @@ class Worker:
         for item in step.finished:
             self._client.complete(item)
 
-    def _steps(self, task: PhaseTask, options: ReaderOptions, skip: int = 0) -> Iterator[_Step]:
+    def _steps(self, task: PhaseTask, options: ReaderOptions, pace: Pace, skip: int = 0) -> Iterator[_Step]:
         """Batches of the phase's rows; the first `skip` assigned rows are left out."""
         reader = BatchReader(self._job.spec, options)
         leased: dict[Leased, LeasedItem] = {}
@@ -212,10 +224,19 @@ class Worker:
             return granted
 
         # With nothing held, wait: what a lost worker held comes back to the queue.
-        while (item := self._client.lease()) is not None:
+        while (item := self._lease(pace)) is not None:
             for step in reader.steps(work(item), begin):
                 rows = {leased[part].index: count for part, count in step.rows.items()}
+                pace.reading()
                 yield _Step(step.batch, rows, [leased.pop(part) for part in step.finished])
+
+    def _lease(self, pace: Pace) -> LeasedItem | None:
+        """The next item, waited for where none is free."""
+        item = self._client.lease(wait=False)
+        if item is None:
+            pace.starving()
+            item = self._client.lease()
+        return item
 
 
 @dataclass(frozen=True)
@@ -228,19 +249,31 @@ class _Step:
 
 
 class _PipelineGate:
-    """The worker's gate as a pipeline of steps asks it."""
+    """The worker's gate and its pace, as a pipeline of steps asks them."""
 
-    def __init__(self, gate: StepGate) -> None:
+    def __init__(self, gate: StepGate, pace: Pace) -> None:
         self._gate = gate
+        self._pace = pace
 
     def begin(self, tag: _Step, *, wait: bool) -> Begin:
         """See `pipeline.Gate`."""
+        # Its turn first: a step that has begun must not wait for others, whom a save may hold.
+        if not self._pace.may_begin(wait=wait):
+            return Begin.HELD
         answer = self._gate.begin(tag.rows, wait=wait)
-        return Begin.HELD if answer is None else Begin.GO if answer else Begin.STOP
+        if not answer:
+            return Begin.HELD if answer is None else Begin.STOP
+        if self._pace.behind:
+            self._pace.skip()
+            self._gate.end()
+            return Begin.SKIP
+        self._pace.begun()
+        return Begin.GO
 
     def end(self, tag: _Step) -> None:
         """See `pipeline.Gate`."""
         self._gate.end()
+        self._pace.ended()
 
 
 @dataclass(frozen=True)

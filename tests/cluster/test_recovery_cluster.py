@@ -22,15 +22,16 @@ ROWS = 20_000
 MASTER = "local[3,4]"
 
 
-def start(master: str, mode: str, victim: str, folder: Path) -> subprocess.Popen[str]:
+def start(master: str, mode: str, victim: str, folder: Path, servers: int = 1) -> subprocess.Popen[str]:
+    """A driver of two workers; without servers, they hold the tables."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(DRIVER), master, mode, "1", "2", victim, "1", str(folder)]
+    command = [sys.executable, str(DRIVER), master, mode, str(servers), "2", victim, "1", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def run(master: str, mode: str, victim: str, folder: Path) -> dict[str, Any]:
+def run(master: str, mode: str, victim: str, folder: Path, servers: int = 1) -> dict[str, Any]:
     """One driver from its start to its end; what it found."""
-    driver = start(master, mode, victim, folder)
+    driver = start(master, mode, victim, folder, servers)
     try:
         output, _ = driver.communicate(timeout=280)
     finally:
@@ -66,6 +67,13 @@ def test_a_synchronous_job_whose_server_was_killed_equals_an_undisturbed_one(tmp
     assert killed["history"] == undisturbed["history"]
     assert killed["rows"] == undisturbed["rows"] == 2 * ROWS
     assert killed["steps"] == undisturbed["steps"]
+
+
+def test_an_asynchronous_node_with_tables_that_was_killed_costs_no_row(tmp_path: Path) -> None:
+    found = run(MASTER, "async", "worker 1", tmp_path, servers=0)
+    assert found["killed"]
+    assert found["restarts"] == 1
+    assert found["counts"] == {"2.0": ROWS}
 
 
 def test_a_killed_driver_is_submitted_again_and_finishes_the_rest(tmp_path: Path) -> None:
