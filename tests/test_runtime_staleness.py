@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from deeprec_spark.runtime.errors import JobEndedError, StaleNodeError
+from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.staleness import StalenessBound
 from deeprec_spark.runtime.store_messages import Sender
@@ -113,6 +114,16 @@ def test_a_silent_worker_is_left_out_until_it_pushes() -> None:
     assert steps.turn(2, 1, 2, NOW) is None
     assert steps.turn(1, 1, 3, NOW) == 3
     assert steps.leave(2, 1).left_out == {2: 1}
+
+
+@pytest.mark.parametrize("timeout", [None, -1, float("nan"), "soon"])
+def test_a_malformed_question_is_refused(timeout: object) -> None:
+    handlers = bound().around({"push": lambda message: message})
+    header = {"rank": 1, "incarnation": 1, "sequence": 0}
+    handlers["enter_steps"](Message(header))
+    with pytest.raises(ValueError, match=r"`timeout` in seconds. Received: timeout="):
+        handlers["await_turn"](Message({**header, "timeout": timeout}))
+    assert handlers["await_turn"](Message({**header, "timeout": 0})).header == {"last": 1}
 
 
 def test_the_end_of_the_job_ends_waits(pool: ThreadPoolExecutor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,8 @@ class StalenessBound:
         self._clock = clock
         self._changed = threading.Condition()
         self._runners: dict[int, _Runner] = {}
+        # How many of those that count have pushed so many steps. They are close together, so this stays small.
+        self._at: Counter[int] = Counter()
         self._gone: dict[int, int] = {}
         self._error: Exception | None = None
 
@@ -92,10 +95,10 @@ class StalenessBound:
                     f"{describe_rank(rank, self._num_ps)} was given up; this copy must end. "
                     f"Received: incarnation={incarnation}"
                 )
-            others = [one.done for other, one in self._runners.items() if other != rank and not one.left_out]
-            done = min(others, default=0)
+            self._remove(rank)
+            done = self._slowest()
             self._runners[rank] = _Runner(incarnation, done, self._clock())
-            self._changed.notify_all()
+            self._at[done] += 1
             return done
 
     def turn(self, rank: int, incarnation: int, step: int, timeout: float) -> int | None:
@@ -112,13 +115,14 @@ class StalenessBound:
                 self._raise_error()
                 left = started + timeout - self._clock()
                 if left <= 0:
+                    runner.report.wait_seconds += self._clock() - started
                     return None
-                if not waited:
-                    waited = True
-                    runner.report.waits += timeout > 0
+                waited = True
                 self._changed.wait(max(0.0, min(left, self._leave_out_silent())))
                 runner = self._running(rank, incarnation)
-            runner.report.wait_seconds += self._clock() - started if waited else 0.0
+            if waited:
+                runner.report.waits += 1
+                runner.report.wait_seconds += self._clock() - started
             runner.report.max_lead = max(runner.report.max_lead, step + runner.moved_up - slowest)
             return slowest + self._limit - runner.moved_up
 
@@ -131,18 +135,20 @@ class StalenessBound:
             if sender.sequence <= runner.sequence:
                 return
             runner.sequence = sender.sequence
-            runner.report.max_lead = max(runner.report.max_lead, runner.done - self._slowest())
-            runner.done += 1
             runner.pushed_at = self._clock()
+            slowest = self._slowest()
             if runner.left_out:
                 runner.left_out = False
-                others = [
-                    one.done for one in self._runners.values() if one is not runner and not one.left_out
-                ]
-                behind = max(0, min(others, default=0) - runner.done)
-                runner.done += behind
+                behind = max(0, slowest - runner.done - 1)
                 runner.moved_up += behind
-            self._changed.notify_all()
+                runner.done += behind + 1
+            else:
+                runner.report.max_lead = max(runner.report.max_lead, runner.done - slowest)
+                self._forget(runner.done)
+                runner.done += 1
+            self._at[runner.done] += 1
+            if self._slowest() > slowest:
+                self._changed.notify_all()
 
     def leave(self, rank: int, incarnation: int) -> SemiSyncReport:
         """This worker has no more rows for now; what it has cost and met since it entered."""
@@ -150,8 +156,7 @@ class StalenessBound:
             runner = self._runners.get(rank)
             if runner is None or runner.incarnation != incarnation:
                 return SemiSyncReport()
-            del self._runners[rank]
-            self._changed.notify_all()
+            self._remove(rank)
             return runner.report
 
     def lost(self, rank: int, incarnation: int) -> None:
@@ -180,7 +185,19 @@ class StalenessBound:
         return runner
 
     def _slowest(self) -> int:
-        return min((one.done for one in self._runners.values() if not one.left_out), default=0)
+        return min(self._at, default=0)
+
+    def _forget(self, done: int) -> None:
+        """One fewer that counts has pushed so many steps."""
+        self._at[done] -= 1
+        if not self._at[done]:
+            del self._at[done]
+
+    def _remove(self, rank: int) -> None:
+        runner = self._runners.pop(rank, None)
+        if runner is not None and not runner.left_out:
+            self._forget(runner.done)
+            self._changed.notify_all()
 
     def _leave_out_silent(self) -> float:
         """Go on without the slowest, where they have been silent for too long; seconds until the next look."""
@@ -191,6 +208,8 @@ class StalenessBound:
             silent = now - runner.pushed_at
             if silent >= self._patience:
                 runner.left_out = True
+                self._forget(runner.done)
+                self._changed.notify_all()
                 runner.report.add(SemiSyncReport(left_out={rank: 1}))
                 wait = 0.0
                 logger.warning(
@@ -207,10 +226,13 @@ class StalenessBound:
 
     def _await_turn(self, message: Message) -> Message:
         sender = Sender.of(message)
-        timeout = float(message.header["timeout"])
-        return Message(
-            {"last": self.turn(sender.rank, sender.incarnation, sender.sequence, min(timeout, _POLL_SECONDS))}
-        )
+        timeout: Any = message.header.get("timeout")
+        if not isinstance(timeout, (int, float)) or not timeout >= 0:
+            raise ValueError(
+                f"The message needs `timeout` in seconds. Received: timeout={str(timeout)[:100]}"
+            )
+        wait = float(min(timeout, _POLL_SECONDS))
+        return Message({"last": self.turn(sender.rank, sender.incarnation, sender.sequence, wait)})
 
     def _leave(self, message: Message) -> Message:
         sender = Sender.of(message)
