@@ -174,6 +174,7 @@ def main() -> None:
             num_ps=options["servers"],
             num_workers=options["workers"],
             mode=mode,
+            placement=options.get("placement", "separate"),
             model_dir=f"{folder}/model",
             feature_spec=spec,
             spark=spark,
