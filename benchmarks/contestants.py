@@ -86,7 +86,11 @@ def peers(cores: int) -> list[Peer]:
     distributed = ("dlrm", "wdl", "deepfm")
     return [
         # One update of staleness is what asynchronous training does by itself; see docs/benchmarks/training.md.
-        Peer("embedded", "benchmarks.peers.embedded", tuple({**pool, "staleness": 1} for pool in pools)),
+        Peer(
+            "embedded",
+            "benchmarks.peers.embedded",
+            tuple({**pool, "staleness": 1} for pool in reversed(pools)),
+        ),
         # As users start them, with the project's defaults: there is nothing to try.
         Peer("1+1", "benchmarks.peers.nodes", ({"servers": 1, "workers": 1},), pause=False),
         Peer("2+2", "benchmarks.peers.nodes", ({"servers": 2, "workers": 2},), pause=False),
@@ -102,7 +106,7 @@ def peers(cores: int) -> list[Peer]:
         Peer(
             "keras",
             "benchmarks.peers.keras_embedding",
-            tuple({"intra": cores, "inter": cores, "jit": jit} for jit in (True, False)),
+            tuple({"intra": cores, "inter": cores, "jit": jit} for jit in (False, True)),
         ),
         Peer(
             "torch",
@@ -120,7 +124,7 @@ def peers(cores: int) -> list[Peer]:
             "benchmarks.peers.tf_parameter_server",
             tuple(
                 {"intra": cores, "inter": cores, "steps_per_call": steps, "fused": fused}
-                for steps, fused in ((1, True), (8, False), (8, True))
+                for steps, fused in ((1, True), (8, True), (8, False))
             ),
             pause=False,
             models=distributed,

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -76,9 +78,9 @@ class Rounds(tf.keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow s
         self._stream = socket.create_connection(("127.0.0.1", self.port)).makefile("rw")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Wait for leave; the other end is closed when there will be none."""
+        """Wait for leave; the other end is closed when there will be none, and then the process ends."""
         if not self._stream.readline():
-            raise EOFError("The benchmark has ended.")
+            os._exit(1)  # an error would leave this process waiting for its collective operations
         self._start = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -112,6 +114,8 @@ def main() -> None:
     os.environ["PYTHONHOME"] = sys.base_prefix
     os.environ["PYTHONPATH"] = f"{root}:{packages}"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    folder = tempfile.mkdtemp(prefix="benchmark-orca-")
+    os.chdir(folder)  # Orca writes a log where it is imported
     from bigdl.orca import init_orca_context, stop_orca_context
     from bigdl.orca.learn.tf2 import Estimator
 
@@ -152,11 +156,12 @@ def main() -> None:
             callbacks=[Rounds(listener.getsockname()[1])],
         )
     except Exception:
-        # The worker ends by an EOFError when the benchmark is over; anything else is an error.
+        # The worker ends without a word when the benchmark is over; anything else is an error.
         server.join(5)
         if server.is_alive():
             raise
     stop_orca_context()
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
