@@ -41,9 +41,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=100.0, help="microseconds of a message under way")
     parser.add_argument("--cores", type=float, default=os.cpu_count(), help="of each host")
     parser.add_argument("--quick", action="store_true", help="fewer configurations, clusters and nodes")
-    parser.add_argument(
-        "--observations", type=Path, help="take these instead of measuring; written if missing"
-    )
+    parser.add_argument("--observations", type=Path, help="kept here, and not measured again")
     parser.add_argument("--no-nodes", action="store_true", help="leave the coordinator out")
     parser.add_argument("--no-docs", action="store_true", help="do not write docs/benchmarks/")
     arguments = parser.parse_args()
@@ -72,15 +70,21 @@ def main() -> None:
 
 
 def _observations(arguments: argparse.Namespace, log: IO[str]) -> list[Observation]:
+    """What was seen in all configurations; those that the file has are not run again."""
     path: Path | None = arguments.observations
-    if path is not None and path.exists():
-        return [Observation.from_dict(one) for one in json.loads(path.read_text())]
     wanted = CALIBRATION if arguments.quick else [*CALIBRATION, *CHECKS]
+    seen: list[Observation] = []
+    if path is not None and path.exists():
+        seen = [Observation.from_dict(one) for one in json.loads(path.read_text())]
+    known = {one.configuration for one in seen}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        observations = [_observe(one, Path(folder), log) for one in wanted]
-    if path is not None:
-        path.write_text(json.dumps([asdict(one) for one in observations], indent=1) + "\n")
-    return observations
+        for configuration in wanted:
+            if configuration in known:
+                continue
+            seen.append(_observe(configuration, Path(folder), log))
+            if path is not None:
+                path.write_text(json.dumps([asdict(one) for one in seen], indent=1) + "\n")
+    return seen
 
 
 def _observe(configuration: Configuration, folder: Path, log: IO[str]) -> Observation:
