@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from benchmarks.contestants import Peer
 from benchmarks.peer_process import PeerProcess, say
@@ -52,6 +53,9 @@ class Measurement:
         return statistics.median(self.rates)
 
 
+Contestant = TypeVar("Contestant", Peer, Measurement)
+
+
 class Contest:
     """One comparison on one set of batches.
 
@@ -65,29 +69,49 @@ class Contest:
         self._data, self._batch, self._options = data, batch, options
 
     def run(self, contestants: Sequence[Peer]) -> list[Measurement]:
-        """Try all settings, then time everybody in turns.
+        """Try all settings, then time everybody in turns. Who fails is told, and left out.
 
         Raises:
-            RuntimeError: a contestant died, or none of its settings runs; with the end of its log.
+            RuntimeError: all contestants failed; with the end of the last one's log.
         """
         with ExitStack() as stack:
             self._log: IO[str] = stack.enter_context(
                 tempfile.NamedTemporaryFile("w", prefix="benchmark-", suffix=".log", delete=False)
             )
-            measured = [self._prepared(peer) for peer in contestants]
-            if self._options.fresh:
-                self._rounds(measured, self._fresh)
-            else:
-                processes = {result.peer.name: stack.enter_context(self._warm(result)) for result in measured}
-                self._rounds(measured, lambda result: self._round(result, *processes[result.peer.name]))
+            measured = self._those_that_can(contestants, self._prepared)
+            play = self._fresh
+            if not self._options.fresh:
+                processes: dict[str, tuple[PeerProcess, float]] = {}
+
+                def enter(result: Measurement) -> Measurement:
+                    processes[result.peer.name] = stack.enter_context(self._warm(result))
+                    return result
+
+                measured = self._those_that_can(measured, enter)
+
+                def play(result: Measurement) -> Measurement:
+                    return self._round(result, *processes[result.peer.name])
+
+            for number in range(self._options.rounds):
+                measured = self._those_that_can(measured, play)
+                rates = ", ".join(f"{result.peer.name} {result.rates[-1]:,.0f}" for result in measured)
+                say(f"round {number + 1}/{self._options.rounds}: {rates} samples/s")
         return measured
 
-    def _rounds(self, measured: Sequence[Measurement], play: Any) -> None:
-        for number in range(self._options.rounds):
-            for result in measured:
-                play(result)
-            rates = ", ".join(f"{result.peer.name} {result.rates[-1]:,.0f}" for result in measured)
-            say(f"round {number + 1}/{self._options.rounds}: {rates} samples/s")
+    def _those_that_can(
+        self, ones: Sequence[Contestant], act: Callable[[Contestant], Measurement]
+    ) -> list[Measurement]:
+        """What `act` makes of each one; a failure is told, and raised if nobody is left."""
+        left, failure = [], RuntimeError("There are no contestants. Received: an empty list")
+        for one in ones:
+            try:
+                left.append(act(one))
+            except (RuntimeError, subprocess.SubprocessError) as error:  # noqa: PERF203  # each has its chance
+                say(f"  {one.peer.name if isinstance(one, Measurement) else one.name} fails: {error}")
+                failure = RuntimeError(str(error))
+        if not left:
+            raise failure
+        return left
 
     def _prepared(self, peer: Peer) -> Measurement:
         """Make its environment, and choose the fastest of its settings."""
@@ -118,14 +142,15 @@ class Contest:
             rate, _ = self._timed(process, self._first_rate(process), self._options.warmup)
             yield process, rate
 
-    def _fresh(self, result: Measurement) -> None:
+    def _fresh(self, result: Measurement) -> Measurement:
         with self._warm(result) as (process, rate):
-            self._round(result, process, rate)
+            return self._round(result, process, rate)
 
-    def _round(self, result: Measurement, process: PeerProcess, rate: float) -> None:
+    def _round(self, result: Measurement, process: PeerProcess, rate: float) -> Measurement:
         measured, loss = self._timed(process, rate, self._options.seconds)
         result.rates.append(measured)
         result.losses.append(loss)
+        return result
 
     def _first_rate(self, process: PeerProcess) -> float:
         """Samples a second after compilation, roughly."""

@@ -142,7 +142,7 @@ def environment_python(name: str, packages: Sequence[str], probe: str, *, pinles
     subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, timeout=1800)
     if pinless:
-        command = [python, "-m", "pip", "install", "--quiet", "--no-deps", *pinless]
+        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", *pinless]
         subprocess.run(command, check=True, timeout=1800)
     return str(python)
 

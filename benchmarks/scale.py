@@ -23,7 +23,7 @@ from benchmarks import node_load, scale_report
 from benchmarks.contestants import Peer
 from benchmarks.peer_process import say
 from benchmarks.scale_costs import CALIBRATION, CHECKS, Configuration, Observation, costs_of
-from benchmarks.simulator import Cluster, Costs, Prediction, predict
+from benchmarks.simulator import Cluster, Costs, Mode, Prediction, predict
 from benchmarks.workloads import Workload, workload
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
@@ -140,14 +140,15 @@ def _grid(costs: Costs, arguments: argparse.Namespace) -> dict[tuple[str, int, i
     """Predictions by mode, workers and servers, each node on a host of its own."""
     workers = WORKERS[::3] if arguments.quick else WORKERS
     servers = SERVERS[::3] if arguments.quick else SERVERS
-    found = {}
-    for mode in ("async", "sync"):
+    found: dict[tuple[str, int, int], Prediction] = {}
+    modes: tuple[Mode, ...] = ("async", "sync")
+    for mode in modes:
         for many in workers:
             for few in servers:
                 cluster = Cluster(
                     workers=many,
                     servers=few,
-                    mode=mode,  # type: ignore[arg-type]  # both are modes
+                    mode=mode,
                     cores=arguments.cores,
                     bandwidth=arguments.bandwidth * 1e9 / 8,
                     latency=arguments.latency / 1e6,

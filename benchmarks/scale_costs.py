@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.peers.protocol import BOTTOM, TOP
-from benchmarks.simulator import Cluster, Costs, predict
+from benchmarks.simulator import Cluster, Costs, Mode, predict
 
 DENSE, FIELDS, DIM = 13, 26, 16
 SPREAD = 0.1  # of the seconds of a step's computing; seen between the steps of a worker alone
@@ -23,7 +23,7 @@ class Configuration:
     servers: int
     workers: int
     batch: int = LARGE
-    mode: Literal["async", "sync"] = "async"
+    mode: Mode = "async"
 
     @property
     def name(self) -> str:
@@ -98,7 +98,7 @@ def costs_of(observations: Sequence[Observation]) -> dict[int, Costs]:
     client_request = max(0.0, client[LARGE] - client_row * rows[LARGE]) / 2
     server_request = max(0.0, two.server_seconds - one[LARGE].server_seconds) / 2
     fixed = one[LARGE].server_seconds - server_row * rows[LARGE]
-    shared = {
+    shared: dict[str, Any] = {
         "client_request": client_request,
         "client_row": client_row,
         "server_request": min(server_request, fixed / 2),

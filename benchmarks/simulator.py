@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Action = Callable[[], None]
+Mode = Literal["async", "sync"]
 SIMULATED_SERVERS = 2
 
 
@@ -71,7 +72,7 @@ class Cluster:
 
     workers: int = 1
     servers: int = 1
-    mode: Literal["async", "sync"] = "async"
+    mode: Mode = "async"
     staleness: int = 0
     cores: float = 2.0
     one_host: bool = False
