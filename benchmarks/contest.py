@@ -6,8 +6,9 @@ import math
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -82,9 +83,13 @@ class Contest:
             play = self._fresh
             if not self._options.fresh:
                 processes: dict[str, tuple[PeerProcess, float]] = {}
+                # Imports, virtual machines and clusters start at the same time: much of it is waiting.
+                pool = stack.enter_context(ThreadPoolExecutor(len(measured)))
+                starts = {result.peer.name: pool.submit(self._start, result) for result in measured}
 
                 def enter(result: Measurement) -> Measurement:
-                    processes[result.peer.name] = stack.enter_context(self._warm(result))
+                    process = stack.enter_context(starts[result.peer.name].result())
+                    processes[result.peer.name] = process, self._warmed_up(result, process)
                     return result
 
                 measured = self._those_that_can(measured, enter)
@@ -134,17 +139,17 @@ class Contest:
         result.settings = max(result.trials, key=lambda trial: trial[1])[0]
         return result
 
-    @contextmanager
-    def _warm(self, result: Measurement) -> Iterator[tuple[PeerProcess, float]]:
-        """Its process, trained for the warm-up, and its rate there."""
-        with result.peer.start(result.python, self._data, result.settings, self._log) as process:
-            result.version = process.ready["version"]
-            rate, _ = self._timed(process, self._first_rate(process), self._options.warmup)
-            yield process, rate
+    def _start(self, result: Measurement) -> PeerProcess:
+        return result.peer.start(result.python, self._data, result.settings, self._log)
+
+    def _warmed_up(self, result: Measurement, process: PeerProcess) -> float:
+        """Train for the warm-up; the rate there."""
+        result.version = process.ready["version"]
+        return self._timed(process, self._first_rate(process), self._options.warmup)[0]
 
     def _fresh(self, result: Measurement) -> Measurement:
-        with self._warm(result) as (process, rate):
-            return self._round(result, process, rate)
+        with self._start(result) as process:
+            return self._round(result, process, self._warmed_up(result, process))
 
     def _round(self, result: Measurement, process: PeerProcess, rate: float) -> Measurement:
         measured, loss = self._timed(process, rate, self._options.seconds)
@@ -155,7 +160,7 @@ class Contest:
     def _first_rate(self, process: PeerProcess) -> float:
         """Samples a second after compilation, roughly."""
         process.ask({"steps": 3})
-        return self._timed(process, self._batch * 4, 1.0)[0]
+        return self._timed(process, self._batch * 4.0, 1.0)[0]
 
     def _timed(self, process: PeerProcess, rate: float, seconds: float) -> tuple[float, float]:
         """Samples a second and loss over about so many seconds."""
