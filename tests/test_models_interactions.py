@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from deeprec_spark.models.interactions import DotInteraction, FactorizationMachine, TargetAttention
 
@@ -21,6 +22,28 @@ def test_dot_interaction_gives_each_pair_once() -> None:
         [np.sum(FIELDS[:, i] * FIELDS[:, j], axis=-1) for i in range(4) for j in range(i)], axis=1
     )
     np.testing.assert_allclose(DotInteraction()(FIELDS), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 5])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_gradient_of_dots_is_that_of_each_product(batch: int, compiled: bool) -> None:
+    fields, weights = FIELDS[:batch], np.random.default_rng(1).normal(size=(batch, 6)).astype(np.float32)
+    expected = np.zeros(fields.shape, np.float64)
+    pairs = [(i, j) for i in range(4) for j in range(i)]
+    for number, (i, j) in enumerate(pairs):
+        expected[:, i] += weights[:, number, None].astype(np.float64) * fields[:, j]
+        expected[:, j] += weights[:, number, None].astype(np.float64) * fields[:, i]
+    layer = DotInteraction()
+
+    @tf.function(jit_compile=compiled, input_signature=[tf.TensorSpec([None, 4, 3])])
+    def gradient(vectors: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(vectors)
+            total = tf.reduce_sum(layer(vectors) * weights)
+        return tape.gradient(total, vectors)
+
+    np.testing.assert_allclose(gradient(fields), expected, atol=1e-5)
+    assert layer.compute_output_shape((None, 4, 3)) == (None, 6)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
