@@ -192,6 +192,10 @@ class TrainingSection(Section):
     shuffle_rows: int = Field(
         0, ge=0, description="Rows of several row groups that are shuffled together; 0: those of a lease."
     )
+    cache_dir: str | None = Field(
+        None, description="Folder on each host for copies of remote data files; null: read them remotely."
+    )
+    cache_mb: PositiveInt = Field(10_240, description="Room for the copies of a host.")
     warm_start: WarmStartSection | None = Field(None, description="Begin with weights of another checkpoint.")
     checkpoints: CheckpointsSection = CheckpointsSection()
     restarts: RestartsSection = RestartsSection()

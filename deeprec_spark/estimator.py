@@ -67,6 +67,8 @@ class Estimator:
         restarts: RestartOptions | None = None,
         tracing: TracingOptions | None = None,
         shuffle_rows: int = 0,
+        cache_dir: str | None = None,
+        cache_mb: int = 10_240,
         log_to_driver: bool = True,
         tls: TlsOptions | None = None,
         max_message_mb: int = 1024,
@@ -82,8 +84,8 @@ class Estimator:
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
             num_ps, num_workers, workers_per_node, mode, placement, semi_sync, sparse_optimizer, model_dir,
-                feature_spec, seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, log_to_driver, tls,
-                max_message_mb, deadlines: see EstimatorOptions.
+                feature_spec, seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, cache_dir,
+                cache_mb, log_to_driver, tls, max_message_mb, deadlines: see EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
@@ -110,6 +112,8 @@ class Estimator:
             restarts=restarts or RestartOptions(),
             tracing=tracing,
             shuffle_rows=shuffle_rows,
+            cache_dir=cache_dir,
+            cache_mb=cache_mb,
             log_to_driver=log_to_driver,
             tls=tls,
             max_message_mb=max_message_mb,
@@ -404,6 +408,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             trainer=trainer_options,
             sample_weight=train.sample_weight,
             seed=self.options.seed,
+            cache=self.options.cache,
         )
         loop = FitLoop(
             driver,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeprec_spark.cluster import ClusterOptions
+from deeprec_spark.data.file_cache import CacheOptions
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.features.spec import FeatureSpec
@@ -43,6 +44,9 @@ class EstimatorOptions:
         max_message_mb: larger messages between them are refused; at most 2047.
         checkpoints: when `fit` saves, beside its end.
         restarts: how often `fit` starts its nodes again after a failure.
+        cache_dir: folder on each host for copies of remote files (data on s3, hdfs, …), which later epochs read; None
+            reads them remotely each time.
+        cache_mb: room for the copies of a host.
         tracing: what `fit` writes about itself: TensorBoard logs, a Chrome trace, a page; None writes nothing.
         shuffle_rows: rows of several row groups that `fit` shuffles together; a worker holds two such buffers in
             memory. 0 shuffles the leases, and the rows within each, which lie together in the data.
@@ -64,18 +68,29 @@ class EstimatorOptions:
     restarts: RestartOptions = field(default_factory=RestartOptions)
     tracing: TracingOptions | None = None
     shuffle_rows: int = 0
+    cache_dir: str | None = None
+    cache_mb: int = 10_240
     log_to_driver: bool = True
     tls: TlsOptions | None = None
     max_message_mb: int = 1024
     deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
 
     def __post_init__(self) -> None:
+        if self.cache_mb < 1:
+            raise ValueError(f"cache_mb must be at least 1. Received: cache_mb={self.cache_mb}")
+        if self.cache_dir is not None:
+            CacheOptions(self.cache_dir)
         if self.shuffle_rows < 0:
             raise ValueError(f"shuffle_rows must not be negative. Received: shuffle_rows={self.shuffle_rows}")
         if not 1 <= self.max_message_mb <= 2047:
             raise ValueError(
                 f"max_message_mb must be within [1, 2047]. Received: max_message_mb={self.max_message_mb}"
             )
+
+    @property
+    def cache(self) -> CacheOptions | None:
+        """Where workers keep copies of remote files."""
+        return None if self.cache_dir is None else CacheOptions(self.cache_dir, self.cache_mb << 20)
 
     def cluster(self, spark: SparkSession) -> ClusterOptions:
         """The nodes: where the number of workers is left open, Orca's rule decides it, less the servers."""

@@ -76,6 +76,8 @@ def make_estimator(spark: SparkSession, config: JobConfig, spec: FeatureSpec) ->
         warm_start=None if config.training.warm_start is None else config.training.warm_start.make_options(),
         checkpoints=config.training.checkpoints.make_options(),
         restarts=config.training.restarts.make_options(),
+        cache_dir=config.training.cache_dir,
+        cache_mb=config.training.cache_mb,
         shuffle_rows=config.training.shuffle_rows,
         tracing=None if config.training.tracing is None else config.training.tracing.make_options(),
         tls=None if config.cluster.tls is None else config.cluster.tls.make_options(),

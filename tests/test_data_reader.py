@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeprec_spark.data import BatchReader, ParquetDataset, ReaderOptions, RowRange
+from deeprec_spark.data.columns import projected
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 
 SPEC = FeatureSpec(
@@ -97,3 +98,15 @@ def test_changed_file_is_noticed(dataset: ParquetDataset) -> None:
 def test_batch_size_must_be_positive() -> None:
     with pytest.raises(ValueError, match="Received: batch_size=0"):
         ReaderOptions(batch_size=0)
+
+
+def test_columns_that_a_model_does_not_take_are_not_read(tmp_path: Path) -> None:
+    """A column that cannot be decoded does no harm where nobody needs it."""
+    pq.write_table(pa.table({"id": [1, 2], "list": ["no", "list"], "label": [0, 1]}), tmp_path / "a.parquet")
+    ranges = ParquetDataset.scan(str(tmp_path)).ranges
+    with pytest.raises(ValueError, match="'list' must hold lists"):
+        list(BatchReader(SPEC, ReaderOptions(4)).batches(iter(ranges)))
+    spec = projected(SPEC, ["id"])
+    [(batch, _)] = BatchReader(spec, ReaderOptions(4)).batches(iter(ranges))
+    assert list(batch.features) == ["id"]
+    assert spec.label_names == SPEC.label_names

@@ -135,3 +135,15 @@ def test_counters_of_servers_begin_anew_with_each_start_of_the_nodes() -> None:
     report = observer.report()
     assert report.shards == [ShardReport(0, "items", rows=6, keys=30, memory_bytes=96, moved_bytes=960)]
     assert report.workers[0].samples == 100
+
+
+def test_the_counts_of_caches_are_those_of_the_newest_report_of_each_copy() -> None:
+    observer = FitObserver("async", num_ps=1, dims={})
+    observer.worker(1, {**told(10), "cache": {"hits": 1, "misses": 2}})
+    observer.epoch_end()
+    observer.worker(1, {**told(10), "cache": {"hits": 5, "misses": 2}})  # counts go on over epochs
+    observer.worker(1, told(20))  # a report of progress tells nothing of it
+    observer.worker(2, {**told(10), "cache": {"hits": 3}})
+    observer.worker(2, {**told(10, copy=2), "cache": {"misses": 4}})
+    assert observer.report().cache == {"hits": 8, "misses": 6}
+    assert str(observer.report()).splitlines()[-1] == "cache of remote files: hits 8, misses 6"

@@ -6,7 +6,7 @@ grouped    user: int64    item: list<int64>    seen: list<list<int64>>    label:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,17 @@ def decode(
         groups=groups,
         group_index=spec.grouping.index if spec.grouping else None,
     )
+
+
+def projected(spec: FeatureSpec, columns: Sequence[str]) -> FeatureSpec:
+    """The spec without the features that a model does not take, so that they are not read.
+
+    With a grouping it stays whole: which columns are lists of samples is seen from all of them together.
+    """
+    if spec.grouping is not None:
+        return spec
+    used = tuple(feature for feature in spec.features if feature.name in set(columns))
+    return spec.model_copy(update={"features": used})
 
 
 def is_grouped(schema: pa.Schema, spec: FeatureSpec) -> bool:

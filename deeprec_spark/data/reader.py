@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from deeprec_spark.data.batch import Batch, concatenate
 from deeprec_spark.data.columns import decode, required_columns
 from deeprec_spark.data.dataset import RowRange
+from deeprec_spark.data.file_cache import FileCache
 from deeprec_spark.data.shuffle import Leased, RowBuffer
 from deeprec_spark.embedding.filesystem import resolve
 from deeprec_spark.features.spec import FeatureSpec
@@ -66,7 +68,8 @@ class Step:
 class BatchReader:
     """Iterates over batches; each comes with the ranges whose rows have all been handed out with it.
 
-    Every batch has `batch_size` rows but the last, which may have fewer. No row is dropped and none repeated.
+    Every batch has `batch_size` rows but the last, which may have fewer. No row is dropped and none repeated. With a
+    `cache`, remote files are read from local copies.
 
     Example:
         >>> reader = BatchReader(spec, ReaderOptions(batch_size=256))  # doctest: +SKIP
@@ -74,9 +77,10 @@ class BatchReader:
         ...     trainer.train_step(batch)
     """
 
-    def __init__(self, spec: FeatureSpec, options: ReaderOptions) -> None:
+    def __init__(self, spec: FeatureSpec, options: ReaderOptions, cache: FileCache | None = None) -> None:
         self._spec = spec
         self._options = options
+        self._cache = cache
         self._columns = required_columns(spec, labels=options.labels, sample_weight=options.sample_weight)
         self._group: tuple[tuple[str, int], pa.Table] | None = None
 
@@ -141,11 +145,12 @@ class BatchReader:
 
     def _read(self, part: Leased) -> Batch:
         if isinstance(part, RowBuffer):
-            chunk = concatenate([self._read_range(piece, keep=False) for piece in part.parts])
             places = part.parts
+            chunk = concatenate(self._read_pieces(places))
         else:
-            chunk = self._read_range(part, keep=True)
             places = (part,)
+            with _naming(part):
+                chunk = self._decode(self._read_group(part).slice(part.start, part.rows), part)
         if self._options.shuffle_seed is None:
             return chunk
         seed = [self._options.shuffle_seed, self._options.epoch]
@@ -153,37 +158,48 @@ class BatchReader:
             seed += [place.file, place.row_group, place.start]
         return chunk.take(np.random.default_rng(seed).permutation(chunk.rows))
 
-    def _read_range(self, part: RowRange, *, keep: bool) -> Batch:
-        """The rows of a range; with `keep` its row group stays, since the next range may be of it too."""
-        try:
-            table = self._read_group(part).slice(part.start, part.rows) if keep else self._read_slice(part)
-            chunk = decode(
-                table, self._spec, labels=self._options.labels, sample_weight=self._options.sample_weight
-            )
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise ValueError(f"Cannot read row group {part.row_group} of {part.path}: {error}") from error
-        if chunk.rows != part.rows:
-            raise ValueError(
-                f"{part.path} changed while it was read: row group {part.row_group} has {chunk.rows} rows "
-                f"from {part.start} on. Received: a range of {part.rows}"
-            )
-        return chunk
+    def _read_pieces(self, pieces: Sequence[RowRange]) -> list[Batch]:
+        """The rows of each piece, in order; a row group that has several of them is read once."""
+        by_group: dict[tuple[str, int], list[RowRange]] = {}
+        for piece in pieces:
+            by_group.setdefault((piece.path, piece.row_group), []).append(piece)
+        found: dict[RowRange, Batch] = {}
+        for group in by_group.values():
+            with _naming(group[0]):
+                tables = self._read_slices(group)
+                found |= {
+                    piece: self._decode(table, piece) for piece, table in zip(group, tables, strict=True)
+                }
+        return [found[piece] for piece in pieces]
 
-    def _read_slice(self, part: RowRange) -> pa.Table:
-        """The range's needed columns; what lies before it in the row group is decoded, but not kept."""
-        with self._open(part) as file:
-            columns = self._present(file)
-            if part.start == 0 and part.rows == file.metadata.row_group(part.row_group).num_rows:
-                return file.read_row_group(part.row_group, columns=columns)
-            found, at, end = [], 0, part.start + part.rows
-            for batch in file.iter_batches(_SLICE_ROWS, row_groups=[part.row_group], columns=columns):
-                low, high = max(part.start - at, 0), min(end - at, batch.num_rows)
-                if low < high:
-                    found.append(batch.slice(low, high - low))
+    def _read_slices(self, pieces: Sequence[RowRange]) -> list[pa.Table]:
+        """The needed columns of pieces of one row group; what lies between them is decoded, but not kept."""
+        slices: list[list[pa.RecordBatch]] = [[] for _ in pieces]
+        at, end = 0, max(piece.start + piece.rows for piece in pieces)
+        with self._open(pieces[0]) as file:
+            columns, group = self._present(file), pieces[0].row_group
+            for batch in file.iter_batches(_SLICE_ROWS, row_groups=[group], columns=columns):
+                for piece, found in zip(pieces, slices, strict=True):
+                    low = max(piece.start - at, 0)
+                    high = min(piece.start + piece.rows - at, batch.num_rows)
+                    if low < high:
+                        found.append(batch.slice(low, high - low))
                 at += batch.num_rows
                 if at >= end:
                     break
-            return pa.Table.from_batches(found) if found else file.schema_arrow.empty_table()
+            whole = file.schema_arrow
+            return [pa.Table.from_batches(found, found[0].schema if found else whole) for found in slices]
+
+    def _decode(self, table: pa.Table, part: RowRange) -> Batch:
+        chunk = decode(
+            table, self._spec, labels=self._options.labels, sample_weight=self._options.sample_weight
+        )
+        if chunk.rows != part.rows:
+            raise ValueError(
+                f"the file changed while it was read: there are {chunk.rows} rows from {part.start} on. "
+                f"Received: a range of {part.rows}"
+            )
+        return chunk
 
     def _read_group(self, part: RowRange) -> pa.Table:
         """The row group's needed columns; the last one is kept, since leases cut a group into pieces."""
@@ -193,10 +209,25 @@ class BatchReader:
                 self._group = (key, file.read_row_group(part.row_group, columns=self._present(file)))
         return self._group[1]
 
-    def _open(self, part: RowRange) -> pq.ParquetFile:
+    @contextmanager
+    def _open(self, part: RowRange) -> Iterator[pq.ParquetFile]:
+        if self._cache is not None:
+            with self._cache.open(part.path) as source, pq.ParquetFile(source) as file:
+                yield file
+            return
         filesystem, path = resolve(part.path)
-        return pq.ParquetFile(path, filesystem=filesystem)
+        with pq.ParquetFile(path, filesystem=filesystem) as file:
+            yield file
 
     def _present(self, file: pq.ParquetFile) -> list[str]:
         """The needed columns that the file has; `decode` names those that it lacks."""
         return [name for name in self._columns if name in file.schema_arrow.names]
+
+
+@contextmanager
+def _naming(part: RowRange) -> Iterator[None]:
+    """Name the file and row group in what goes wrong with them."""
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ValueError(f"Cannot read row group {part.row_group} of {part.path}: {error}") from error

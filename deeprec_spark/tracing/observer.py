@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,7 @@ class FitObserver:
         self._workers: dict[int, WorkerReport] = {}
         self._running: dict[int, tuple[int, WorkerReport]] = {}
         self._last: list[WorkerReport] = []
+        self._cached: dict[tuple[int, int], dict[str, int]] = {}
         self._tables: dict[int, dict[str, dict[str, Any]]] = {}
         self._keys_before: dict[tuple[int, str], int] = {}
         self.restarts = 0
@@ -46,6 +48,7 @@ class FitObserver:
         running = self._running.get(rank)
         if running is not None and running[0] != copy:
             self._add(rank, running[1])
+        self._cached[rank, copy] = dict(data.get("cache") or self._cached.get((rank, copy), {}))
         worker = WorkerReport(
             rank - self._num_ps,
             int(data["samples"]),
@@ -91,7 +94,11 @@ class FitObserver:
         for rank, (_, worker) in self._running.items():
             totals[rank] = _sum(totals.get(rank), worker)
         return FitReport.of(
-            self._mode, [worker for _, worker in sorted(totals.items())], self._shards(), self.restarts
+            self._mode,
+            [worker for _, worker in sorted(totals.items())],
+            self._shards(),
+            self.restarts,
+            sum((Counter(counts) for counts in self._cached.values()), Counter()),
         )
 
     def _shards(self) -> list[ShardReport]:

@@ -63,6 +63,7 @@ class FitReport:
         mode: "async" or "sync".
         workers, shards: in order.
         restarts: how often nodes were started again; what was trained twice counts twice here.
+        cache: what became of remote files in the workers' caches (see FileCache.counts); empty without one.
 
     Example:
         >>> report = estimator.report()  # doctest: +SKIP
@@ -75,10 +76,16 @@ class FitReport:
     workers: Sequence[WorkerReport]
     shards: Sequence[ShardReport]
     restarts: int = 0
+    cache: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, mode: str, workers: Sequence[WorkerReport], shards: Sequence[ShardReport], restarts: int = 0
+        cls,
+        mode: str,
+        workers: Sequence[WorkerReport],
+        shards: Sequence[ShardReport],
+        restarts: int = 0,
+        cache: Mapping[str, int] | None = None,
     ) -> FitReport:
         """The report of what was measured; fills in each worker's slowdown."""
         costs = {one.worker: _own_seconds(one, mode) / one.samples for one in workers if one.samples}
@@ -89,6 +96,7 @@ class FitReport:
             [WorkerReport(**{**_fields(one), "slowdown": slowdowns.get(one.worker, 1.0)}) for one in workers],
             list(shards),
             restarts,
+            dict(cache or {}),
         )
 
     @property
@@ -118,6 +126,7 @@ class FitReport:
             "workers": [_fields(one) for one in self.workers],
             "shards": [asdict(one) for one in self.shards],
             "skew": [asdict(one) for one in self.skew],
+            "cache": dict(self.cache),
         }
 
     def to_html(self) -> str:
@@ -128,7 +137,13 @@ class FitReport:
 
     def __str__(self) -> str:
         """Two tables as text, for a log."""
-        return f"{self._worker_table()}\n{self._shard_table()}" if self.shards else self._worker_table()
+        parts = [self._worker_table()]
+        if self.shards:
+            parts.append(self._shard_table())
+        if self.cache:
+            counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in self.cache.items())
+            parts.append(f"cache of remote files: {counts}")
+        return "\n".join(parts)
 
     def _worker_table(self) -> str:
         head = ["worker", "samples", "steps", "seconds", *(f"{stage} ms" for stage in STAGES), "slowdown"]

@@ -125,6 +125,11 @@ class Trainer:
         self._weights_are_current = False
 
     @property
+    def input_columns(self) -> list[str]:
+        """Names of the columns that the model takes."""
+        return list(self._inputs.columns)
+
+    @property
     def output_names(self) -> list[str]:
         """Names of the model's outputs, in order."""
         return self._outputs.names

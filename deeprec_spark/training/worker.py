@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from deeprec_spark.data import Batch, BatchReader, Groups, ReaderOptions, Work
 from deeprec_spark.data.arrays import pack_arrays, unpack_arrays
+from deeprec_spark.data.columns import projected
+from deeprec_spark.data.file_cache import CacheOptions, FileCache
 from deeprec_spark.data.shuffle import Leased, leased_from_dict
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.quiet import import_tensorflow
@@ -54,6 +56,7 @@ class WorkerJob:
     sample_weight: str | None = None
     seed: int = 0
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
+    cache: CacheOptions | None = None
     intra_op_threads: int = 0
     inter_op_threads: int = 0
 
@@ -105,6 +108,8 @@ class Worker:
             "dense": self._dense,
         }
         self._gate = context.gate
+        self._spec = projected(job.spec, trainer.input_columns)
+        self._cache = None if job.cache is None else FileCache(job.cache)
         self._training: tuple[int, _Meter] | None = None
         context.on_cut(self._state)
 
@@ -142,6 +147,8 @@ class Worker:
         meter.report()
         states = trainer.metric_states()
         data = {**meter.result(), "metrics": len(states), "semi_sync": semi_sync.to_dict()}
+        if self._cache is not None:
+            data["cache"] = dict(self._cache.counts())
         return data, pack_arrays([*states, *trainer.random_state()])
 
     def _train_steps(self, task: PhaseTask, options: ReaderOptions, meter: _Meter, done: int) -> None:
@@ -200,7 +207,7 @@ class Worker:
 
     def _steps(self, task: PhaseTask, options: ReaderOptions, pace: Pace, skip: int = 0) -> Iterator[_Step]:
         """Batches of the phase's rows; the first `skip` assigned rows are left out."""
-        reader = BatchReader(self._job.spec, options)
+        reader = BatchReader(self._spec, options, self._cache)
         leased: dict[Leased, LeasedItem] = {}
 
         def work(first: LeasedItem) -> Iterator[Work]:
