@@ -29,6 +29,7 @@ from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.errors import TerminatedError
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.session import init_session
+from deeprec_spark.tracing import TracingOptions
 
 ROWS, BATCH, EPOCHS = 20_000, 20, 2
 
@@ -145,7 +146,7 @@ def main() -> None:
         placement="separate" if int(servers) else "colocated",
         sparse_optimizer=SGD(1.0), model_dir=f"{folder}/model-{mode}", spark=spark, seed=5,
         checkpoints=CheckpointOptions(save_secs=None, incremental_steps=100),
-        restarts=RestartOptions(backoff_secs=0.2),
+        restarts=RestartOptions(backoff_secs=0.2), shuffle_rows=1500, tracing=TracingOptions(interval_secs=0.5),
     )  # fmt: skip
     killer = Killer(victim, int(epoch))
     error = ""
@@ -168,6 +169,7 @@ def main() -> None:
         restarts=statistics.restarts,
         rows=statistics.rows,
         steps=statistics.steps,
+        told=estimator.report().to_dict(),
         saves=[[save.kind, save.step, save.pause, save.write] for save in statistics.saves],
     )
     spark.stop()

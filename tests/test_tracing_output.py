@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from deeprec_spark.tracing import FitReport, ShardReport, TracingOptions, WorkerReport
+from deeprec_spark.tracing import (
+    FitObserver,
+    FitRecorder,
+    FitReport,
+    ShardReport,
+    TracingOptions,
+    WorkerReport,
+)
 from deeprec_spark.tracing.board import ScalarBoard
 from deeprec_spark.tracing.output import OutputFolder
 from deeprec_spark.tracing.page import MAX_BARS, shard_bars, worker_bars
@@ -120,3 +127,18 @@ def test_a_remote_folder_gets_what_has_changed(tmp_path: Path) -> None:
         assert server.place("model", "tracing", "trace.json").read_bytes() == b"{}"
         assert place.read_bytes() == b"untouched"
     assert not output.local.exists()
+
+
+def test_what_cannot_be_written_does_not_end_a_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The folder vanishes, and a file is in its place."""
+    folder = tmp_path / "logs"
+    observer = FitObserver("async", num_ps=0, dims={})
+    with FitRecorder(observer, TracingOptions(log_dir=str(folder)), str(tmp_path), 0, 1) as recorder:
+        observer.worker(0, {"samples": 10, "steps": 1, "seconds": 1.0, "stages": {}})
+        folder.rmdir()
+        folder.write_bytes(b"")
+        recorder.epoch_end(0, step=1, results=[])
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2  # of the scalars, and of the report
+    assert all(text.startswith("What this fit tells of itself cannot be written") for text in warnings)
+    assert observer.report().workers[0].samples == 10

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import tensorflow as tf
 
 
 class ScalarBoard:
@@ -32,22 +35,31 @@ class ScalarBoard:
         self.close()
 
     def write(self, run: str, step: int, values: Mapping[str, float]) -> None:
-        """Scalars of a run at a step of the model."""
-        import tensorflow as tf
-
-        if run not in self._writers:
-            self._writers[run] = tf.summary.create_file_writer(str(self._folder / run))
-        with self._writers[run].as_default():
-            for name, value in values.items():
-                tf.summary.scalar(name, value, step=step)
+        """Scalars of a run at a step of the model; an OSError where they cannot be written."""
+        with _os_errors():
+            if run not in self._writers:
+                self._writers[run] = tf.summary.create_file_writer(str(self._folder / run))
+            with self._writers[run].as_default():
+                for name, value in values.items():
+                    tf.summary.scalar(name, value, step=step)
 
     def flush(self) -> None:
         """Bring everything that was written to the files."""
-        for writer in self._writers.values():
-            writer.flush()
+        with _os_errors():
+            for writer in self._writers.values():
+                writer.flush()
 
     def close(self) -> None:
         """Close the files."""
-        for writer in self._writers.values():
-            writer.close()
+        with _os_errors():
+            for writer in self._writers.values():
+                writer.close()
         self._writers.clear()
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(f"TensorBoard's files cannot be written: {error}") from error

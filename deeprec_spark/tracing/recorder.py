@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deeprec_spark.embedding.filesystem import join, redacted
 from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import PhaseResult, Progress
-from deeprec_spark.tracing.board import ScalarBoard
 from deeprec_spark.tracing.chrome import JobTrace
 from deeprec_spark.tracing.observer import FitObserver
 from deeprec_spark.tracing.options import TracingOptions
@@ -21,6 +21,9 @@ from deeprec_spark.tracing.page import render
 from deeprec_spark.tracing.report import WorkerReport
 from deeprec_spark.tracing.scalars import call_scalars, shard_scalars, worker_scalars
 from deeprec_spark.tracing.spans import decode_spans
+
+if TYPE_CHECKING:
+    from deeprec_spark.tracing.board import ScalarBoard
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class FitRecorder:
         if options is not None:
             self._output = OutputFolder(options.log_dir or join(model_dir, "tracing"))
             if options.tensorboard:
+                from deeprec_spark.tracing.board import ScalarBoard  # TensorFlow, which options do without
+
                 self._board = ScalarBoard(self._output.local)
             if options.trace_steps:
                 self._trace = JobTrace(num_ps, num_workers, options.trace_steps, options.sample_every)
@@ -81,14 +86,17 @@ class FitRecorder:
             logger.info("Where the time went:\n%s", report)
         if self._output is None:
             return
-        (self._output.local / PAGE_FILE).write_text(render(report), encoding="utf-8")
-        (self._output.local / DATA_FILE).write_text(json.dumps(report.to_dict(), indent=1), encoding="utf-8")
-        if self._trace is not None:
-            self._trace.write(self._output.local / TRACE_FILE)
-        if self._board is not None:
-            self._board.close()
-        self._output.close()
-        logger.info("Report, trace and TensorBoard logs: %s", redacted(self._output.location))
+        with _harmless():
+            (self._output.local / PAGE_FILE).write_text(render(report), encoding="utf-8")
+            (self._output.local / DATA_FILE).write_text(
+                json.dumps(report.to_dict(), indent=1), encoding="utf-8"
+            )
+            if self._trace is not None:
+                self._trace.write(self._output.local / TRACE_FILE)
+            if self._board is not None:
+                self._board.close()
+            self._output.close()
+            logger.info("Report, trace and TensorBoard logs: %s", redacted(self._output.location))
 
     def nodes_started(self, ask: Ask) -> None:
         """Nodes run that were not asked before; `ask` reaches them."""
@@ -116,8 +124,9 @@ class FitRecorder:
         self.span("epoch", now - self._epoch_started, epoch + 1)
         self.ask(step)
         if self._board is not None and self._output is not None:
-            self._board.flush()
-            self._output.publish()
+            with _harmless():
+                self._board.flush()
+                self._output.publish()
 
     def span(self, name: str, seconds: float, number: int = 1) -> None:
         """Something that the driver has just done."""
@@ -129,7 +138,8 @@ class FitRecorder:
         before, self._asked = self._asked, time.monotonic()
         answers = self._answers(everyone=self._trace is not None)
         if self._board is not None:
-            self._write_scalars(self._board, step, self._asked - before, answers)
+            with _harmless():
+                self._write_scalars(self._board, step, self._asked - before, answers)
 
     def _answers(self, *, everyone: bool) -> Mapping[int, Answer]:
         if self._ask is None:
@@ -163,3 +173,12 @@ class FitRecorder:
             if calls:
                 board.write(f"server {rank}", step, call_scalars(calls, self._calls.get(rank, {}), seconds))
                 self._calls[rank] = calls
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    """A full disk or a lost store must not end hours of training because of what only tells of it."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning("What this fit tells of itself cannot be written; it goes on: %s", error)

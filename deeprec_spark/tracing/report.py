@@ -135,6 +135,10 @@ class FitReport:
 
         return render(self)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.to_html()
+
     def __str__(self) -> str:
         """Two tables as text, for a log."""
         parts = [self._worker_table()]

@@ -67,6 +67,14 @@ def test_a_synchronous_job_whose_server_was_killed_equals_an_undisturbed_one(tmp
     assert killed["history"] == undisturbed["history"]
     assert killed["rows"] == undisturbed["rows"] == 2 * ROWS
     assert killed["steps"] == undisturbed["steps"]
+    told = {name: found["told"] for name, found in (("whole", undisturbed), ("killed", killed))}
+    assert sum(worker["samples"] for worker in told["whole"]["workers"]) == 2 * ROWS
+    # What was trained before the failure is told as well, though not by its last second.
+    assert 1.5 * ROWS < sum(worker["samples"] for worker in told["killed"]["workers"]) < 3 * ROWS
+    assert told["killed"]["restarts"] == 1
+    trace = json.loads((tmp_path / "killed" / "model-sync" / "tracing" / "trace.json").read_text())
+    named = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert named == {"driver", "server 0", "worker 0", "worker 1"}
 
 
 def test_an_asynchronous_node_with_tables_that_was_killed_costs_no_row(tmp_path: Path) -> None:
