@@ -25,6 +25,10 @@ class RowBuffer:
 
     parts: tuple[RowRange, ...]
 
+    def __hash__(self) -> int:
+        """By the first part: buffers of an epoch share none, and there may be thousands of them in each."""
+        return hash((self.parts[:1], len(self.parts)))
+
     @property
     def rows(self) -> int:
         """Rows of all parts."""
