@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +17,7 @@ from deeprec_spark import checkpoint
 from deeprec_spark.embedding.filesystem import list_files, publish, resolve
 from tests import checkpoints
 from tests.conftest import ROOT, RunPython
+from tests.cut_proxy import CutProxy, somewhere
 from tests.servers.hdfs import HdfsServer
 
 pytestmark = pytest.mark.timeout(400)
@@ -87,6 +93,43 @@ print("done")
         done = run_python(script, f"{hdfs.uri}/ends-{number}", timeout=120)
         assert done.stdout.strip() == "done"
         assert done.stderr == ""
+
+
+def test_cut_connections_to_the_name_node_lose_nothing(hdfs: HdfsServer) -> None:
+    """A save whose requests are cut succeeds or says so; what it leaves is no checkpoint, and the next one is whole."""
+    proxy = CutProxy(f"127.0.0.1:{hdfs.port}")
+    chance = random.Random(5)
+    try:
+        model = f"hdfs://{proxy.address}/cut"
+        store, _ = checkpoints.write_chain(model, deltas=0)
+        for step in range(20, 140, 10):
+            proxy.arm(*somewhere(chance, 2000))
+            with suppress(OSError):
+                checkpoints.save(store, model, step)
+            proxy.disarm()
+            assert checkpoint.chain(model)
+        assert proxy.cuts > 5
+        last = checkpoints.save(store, model, 200)
+        assert checkpoint.chain(f"{hdfs.uri}/cut") == [last.replace(proxy.address, f"127.0.0.1:{hdfs.port}")]
+        again = checkpoints.new_store()
+        again.restore(checkpoint.chain(model))
+        assert checkpoints.content(again) == checkpoints.content(store)
+    finally:
+        proxy.close()
+
+
+def test_a_save_outlives_an_hdfs_that_stands_still_for_a_while(hdfs: HdfsServer) -> None:
+    model = f"{hdfs.uri}/slow"
+    store, _ = checkpoints.write_chain(model, deltas=0)
+    os.kill(hdfs.pid, signal.SIGSTOP)
+    going_on = threading.Timer(3.0, os.kill, (hdfs.pid, signal.SIGCONT))
+    going_on.start()
+    try:
+        saved = checkpoints.save(store, model, 20)
+        assert not going_on.is_alive()
+    finally:
+        going_on.join()
+    assert checkpoint.chain(model) == [saved]
 
 
 _FORKS = """

@@ -41,6 +41,11 @@ class HdfsServer:
         """Where it is."""
         return f"hdfs://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """The process of the name node and the data node."""
+        return self._process.pid
+
     def __enter__(self) -> HdfsServer:
         ready = self._folder / "port"
         self._log = self._folder / "hdfs.log"
