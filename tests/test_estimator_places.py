@@ -102,8 +102,9 @@ def test_a_model_dir_may_be_any_uri(
         assert SECRET not in text
 
 
+@pytest.mark.parametrize("num_ps", [0, 1])
 def test_a_model_begins_with_weights_of_another(
-    spark: SparkSession, frame: DataFrame, tmp_path: Path
+    spark: SparkSession, frame: DataFrame, tmp_path: Path, num_ps: int
 ) -> None:
     old = Estimator.from_keras(model_creator=creator, model_dir=str(tmp_path / "old"), spark=spark, seed=1)
     old.fit(frame, epochs=1, batch_size=50, **COLUMNS)
@@ -114,6 +115,8 @@ def test_a_model_begins_with_weights_of_another(
             model_creator=creator,
             config={"city_table": "towns", "learning_rate": 0.0},
             model_dir=str(tmp_path / "new"),
+            num_ps=num_ps,
+            num_workers=1,
             sparse_optimizer=SGD(0.0),  # the rows stay what they were
             spark=spark,
             seed=2,
