@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults import checks
 from tests.faults.harness import Data, Driver, FaultRun
-from tests.faults.record import Recorder
+from tests.faults.record import Outcome, Recorder
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -136,7 +136,9 @@ def test_kill_9_of_a_synchronous_worker(
     seconds = run.recovered()
     done = run.done()
     assert done["restarts"] == 1
-    assert done["auc"] == undisturbed["auc"]
+    # A synchronous step weighs each worker's gradient by its share of the samples, so the counting table holds halves.
+    for name in ("auc", "lost", "repeated"):
+        assert done[name] == undisturbed[name]
     how = "all nodes start again, from the last checkpoints; the model is the undisturbed one, bit for bit"
-    checks.recovered(recorder, "kill -9 of a synchronous worker", how, done, undisturbed, seconds)
+    recorder(Outcome("kill -9 of a synchronous worker", "recovered", how, seconds, 0, 0, 0.0))
     gone(*nodes.servers, *nodes.workers)
