@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deeprec_spark.tracing import STAGES, FitObserver, FitReport, ShardReport, WorkerReport
-from deeprec_spark.tracing.report import split_line
+from deeprec_spark.tracing.report import MAX_LINES, split_line
 
 
 def worker(index: int, seconds: float, samples: int = 1000, **stages: float) -> WorkerReport:
@@ -147,3 +147,18 @@ def test_the_counts_of_caches_are_those_of_the_newest_report_of_each_copy() -> N
     observer.worker(2, {**told(10, copy=2), "cache": {"misses": 4}})
     assert observer.report().cache == {"hits": 8, "misses": 6}
     assert str(observer.report()).splitlines()[-1] == "cache of remote files: hits 8, misses 6"
+
+
+def test_the_text_of_very_many_shows_the_slowest_and_the_hottest() -> None:
+    workers = [worker(index, 1.0 + index) for index in range(1000)]
+    shards = [
+        shard(server, f"t{table:02}", 100 + 50 * (server == 7) * table)
+        for table in range(26)
+        for server in range(128)
+    ]
+    lines = str(FitReport.of("async", workers, shards)).splitlines()
+    assert len(lines) == 2 * (1 + MAX_LINES + 1)
+    assert [int(line.split()[0]) for line in lines[1 : MAX_LINES + 1]] == list(range(980, 1000))
+    assert lines[MAX_LINES + 1] == "… and 980 more workers, none of them slower"
+    assert lines[MAX_LINES + 3].split()[1] == "t25"
+    assert any(line.split()[:2] == ["7", "t25"] for line in lines)

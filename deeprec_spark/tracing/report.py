@@ -9,6 +9,9 @@ from typing import Any
 
 from deeprec_spark.tracing.stages import STAGES
 
+MAX_LINES = 20
+"""Workers, and shards, that the report shows as text."""
+
 
 @dataclass(frozen=True)
 class WorkerReport:
@@ -140,7 +143,7 @@ class FitReport:
         return self.to_html()
 
     def __str__(self) -> str:
-        """Two tables as text, for a log."""
+        """Two tables as text, for a log: of very many workers and shards the slowest and the hottest ones."""
         parts = [self._worker_table()]
         if self.shards:
             parts.append(self._shard_table())
@@ -151,6 +154,7 @@ class FitReport:
 
     def _worker_table(self) -> str:
         head = ["worker", "samples", "steps", "seconds", *(f"{stage} ms" for stage in STAGES), "slowdown"]
+        shown = sorted(self.workers, key=lambda one: -one.slowdown)[:MAX_LINES]
         rows = [
             [
                 str(one.worker),
@@ -160,9 +164,9 @@ class FitReport:
                 *(f"{one.milliseconds(stage):.2f}" for stage in STAGES),
                 f"{one.slowdown:.2f}",
             ]
-            for one in self.workers
+            for one in sorted(shown, key=lambda one: one.worker)
         ]
-        return _aligned([head, *rows])
+        return _aligned([head, *rows]) + _more(len(self.workers), "workers, none of them slower")
 
     def _shard_table(self) -> str:
         ratios = {one.table: one for one in self.skew}
@@ -171,6 +175,8 @@ class FitReport:
         for shard in self.shards:
             means[shard.table] = means.get(shard.table, 0.0) + shard.keys
         counts = {table: sum(one.table == table for one in self.shards) for table in means}
+        hottest = sorted(self.shards, key=lambda one: (-ratios[one.table].ratio, -one.keys))[:MAX_LINES]
+        shown = sorted(hottest, key=lambda one: (-ratios[one.table].ratio, one.table, one.server))
         rows = [
             [
                 str(one.server),
@@ -181,9 +187,11 @@ class FitReport:
                 f"{one.moved_bytes / 1e6:.1f}",
                 f"{one.keys * counts[one.table] / means[one.table]:.2f}" if means[one.table] else "-",
             ]
-            for one in sorted(self.shards, key=lambda one: (-ratios[one.table].ratio, one.table, one.server))
+            for one in shown
         ]
-        return _aligned([head, *rows], text={1})
+        return _aligned([head, *rows], text={1}) + _more(
+            len(self.shards), "shards, less uneven or of less load"
+        )
 
 
 def split_line(workers: Sequence[WorkerReport], most: int = 4) -> str:
@@ -225,6 +233,10 @@ def _own_seconds(one: WorkerReport, mode: str) -> float:
 
 def _fields(one: WorkerReport) -> dict[str, Any]:
     return {**asdict(one), "stages": dict(one.stages)}
+
+
+def _more(count: int, what: str) -> str:
+    return f"\n… and {count - MAX_LINES} more {what}" if count > MAX_LINES else ""
 
 
 def _aligned(rows: Sequence[Sequence[str]], text: frozenset[int] | set[int] = frozenset()) -> str:
