@@ -18,7 +18,7 @@ import pytest
 from deeprec_spark.data import BatchReader, ParquetDataset, ReaderOptions
 from deeprec_spark.data.file_cache import CacheOptions, FileCache
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
-from tests.servers.faults import FaultyProxy
+from tests.servers.faults import Fault, FaultyProxy, Request
 from tests.servers.s3 import ACCESS, BUCKET, SECRET, S3Server
 
 pytestmark = pytest.mark.timeout(240)
@@ -286,3 +286,24 @@ def test_the_reader_reads_through_it(server: S3Server, proxy: FaultyProxy, tmp_p
             fetched = sum(request.method == "GET" for request in proxy.requests)
     assert fetched == sum(request.method == "GET" for request in proxy.requests)
     assert cache.counts()["misses"] == 1
+
+
+def test_the_next_row_group_is_fetched_while_this_one_is_used(server: S3Server, proxy: FaultyProxy) -> None:
+    spec = FeatureSpec(features=(Feature(name="id", kind=FeatureKind.CATEGORICAL, raw_type="int64"),))
+    server.place("ahead").mkdir()
+    for number in range(2):
+        pq.write_table(pa.table({"id": np.arange(100)}), server.place("ahead", f"{number}.parquet"))
+    ranges = ParquetDataset.scan(f"s3://{BUCKET}/ahead").ranges
+    asked = threading.Event()
+
+    def rule(request: Request) -> Fault:
+        if "ahead/1.parquet" in request.path and request.method == "GET":
+            asked.set()
+        return "pass"
+
+    proxy.rule = rule
+    steps = BatchReader(spec, ReaderOptions(10, labels=False)).batches(iter(ranges))
+    batch, _ = next(steps)
+    assert batch.features["id"].tolist() == list(range(10))
+    assert asked.wait(60), "nobody asked for the second file while batches of the first were left"
+    assert sum(batch.size for batch, _ in steps) == 190
