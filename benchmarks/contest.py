@@ -95,7 +95,8 @@ class Contest:
                 measured = self._those_that_can(measured, enter)
 
                 def play(result: Measurement) -> Measurement:
-                    return self._round(result, *processes[result.peer.name])
+                    process, rate = processes[result.peer.name]
+                    return self._round(result, process, result.rates[-1] if result.rates else rate)
 
             for number in range(self._options.rounds):
                 measured = self._those_that_can(measured, play)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,6 +87,9 @@ class PeerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            # Something has failed, or the benchmark was told to end: nobody needs a farewell.
+            self._process.kill()
         self.close()
 
     def _answer(self) -> dict[str, Any]:
@@ -145,6 +148,15 @@ def environment_python(name: str, packages: Sequence[str], probe: str, *, pinles
         command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", *pinless]
         subprocess.run(command, check=True, timeout=1800)
     return str(python)
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM unwind the main thread, so that contexts end their processes; stopped ones would stay for ever."""
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, unwind)
 
 
 def say(message: str) -> None:

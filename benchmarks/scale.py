@@ -21,7 +21,7 @@ from typing import IO
 
 from benchmarks import node_load, scale_report
 from benchmarks.contestants import Peer
-from benchmarks.peer_process import say
+from benchmarks.peer_process import end_on_sigterm, say
 from benchmarks.scale_costs import CALIBRATION, CHECKS, Configuration, Observation, costs_of
 from benchmarks.simulator import Cluster, Costs, Mode, Prediction, predict
 from benchmarks.workloads import Workload, workload
@@ -34,6 +34,7 @@ SECONDS = 4.0
 
 def main() -> None:
     """The command line."""
+    end_on_sigterm()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

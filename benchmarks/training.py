@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import training_report
 from benchmarks.contest import Contest, ContestOptions
 from benchmarks.contestants import Peer, selected
-from benchmarks.peer_process import say
+from benchmarks.peer_process import end_on_sigterm, say
 from benchmarks.workloads import WORKLOADS, workload
 
 QUICK = ContestOptions(seconds=2.0, warmup=2.0, trial=0.0, rounds=3)
@@ -28,6 +28,7 @@ QUICK = ContestOptions(seconds=2.0, warmup=2.0, trial=0.0, rounds=3)
 
 def main() -> None:
     """The command line."""
+    end_on_sigterm()
     arguments, contestants = _parse(sys.argv[1:])
     options = _options(arguments)
     generated = workload(arguments.model, arguments.batch, arguments.ids, arguments.samples)
