@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,7 +38,7 @@ class Observation:
     """What was seen: samples a second, and for each step of a worker the distinct rows and the seconds.
 
     `worker_seconds` and `server_seconds` are processor time of all workers and all servers; `stages` is wall time of
-    the stages of a worker's step.
+    the stages of a worker's step; `others` is how many cores other processes of the machine kept busy meanwhile.
     """
 
     configuration: Configuration
@@ -46,6 +47,13 @@ class Observation:
     worker_seconds: float
     server_seconds: float
     stages: Mapping[str, float] = field(default_factory=dict)
+    others: float = 0.0
+
+    def cluster(self) -> Cluster:
+        """What was run, for the simulator: all nodes on this host, with the cores that others left."""
+        one = self.configuration
+        cores = max(0.5, (os.cpu_count() or 1) - self.others)
+        return Cluster(one.workers, one.servers, one.mode, cores=cores, one_host=True)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Observation:
@@ -109,7 +117,7 @@ def costs_of(observations: Sequence[Observation]) -> dict[int, Costs]:
         "spread": SPREAD,
     }
     costs = {batch: replace(steps[batch], **shared) for batch in (SMALL, LARGE)}
-    wakeup = _wakeup(costs[SMALL], one[SMALL].samples_per_s)
+    wakeup = _wakeup(costs[SMALL], one[SMALL])
     return {batch: replace(found, wakeup=wakeup) for batch, found in costs.items()}
 
 
@@ -143,11 +151,11 @@ def _slope(seconds: Mapping[int, float], rows: Mapping[int, float]) -> float:
     return min(max(found, 0.0), seconds[LARGE] / rows[LARGE])
 
 
-def _wakeup(costs: Costs, samples_per_s: float) -> float:
+def _wakeup(costs: Costs, seen: Observation) -> float:
     """The wait of each message with which 1+1 on one host is as fast as it was seen to be."""
     low, high = 0.0, LOOSEST_WAKEUP
     for _ in range(20):
         middle = (low + high) / 2
-        found = predict(replace(costs, wakeup=middle), Cluster(one_host=True)).samples_per_s
-        low, high = (middle, high) if found > samples_per_s else (low, middle)
+        found = predict(replace(costs, wakeup=middle), seen.cluster()).samples_per_s
+        low, high = (middle, high) if found > seen.samples_per_s else (low, middle)
     return low

@@ -20,12 +20,13 @@ COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e3
 
 @dataclass(frozen=True)
 class Check:
-    """A configuration that fits this machine: what was seen, and what the simulator says."""
+    """A configuration that fits this machine: what was seen, and what the simulator says of the cores others left."""
 
     name: str
     batch: int
     seen: float
     predicted: float
+    others: float
     calibrated: bool
 
     @property
@@ -159,11 +160,20 @@ class Report:
                 f"{check.seen:,.0f}",
                 f"{check.predicted:,.0f}",
                 f"{100 * check.error:+.0f} %",
+                f"{check.others:.2f}",
                 "yes" if check.calibrated else "",
             ]
             for check in self.checks
         ]
-        header = ["servers + workers", "batch", "samples/s", "predicted", "error", "costs come from it"]
+        header = [
+            "servers + workers",
+            "batch",
+            "samples/s",
+            "predicted",
+            "error",
+            "cores others used",
+            "costs come from it",
+        ]
         return _table(header, rows)
 
     def _costs(self) -> str:

@@ -99,7 +99,7 @@ def report() -> Report:
         ("async", 4, 2): found(400.0, 0.4),
         ("async", 16, 2): found(1000.0, 0.7),
     }
-    checks = [Check("1+1", 512, 100.0, 100.0, True), Check("2+2", 512, 100.0, 90.0, False)]
+    checks = [Check("1+1", 512, 100.0, 100.0, 0.0, True), Check("2+2", 512, 100.0, 90.0, 0.25, False)]
     loads = [node_load.NodeLoad(n, 1, 1.0, 60.0 + n, 20, 0.01, 100.0 * n, 0.5) for n in (8, 16)]
     costs = {512: Costs(512, 8000, 0.02)}
     return Report(costs, checks, grid, loads, 512, 10.0, 100.0, 2.0)
@@ -118,7 +118,7 @@ def test_the_report_has_errors_and_tables() -> None:
     assert result["worst_error"] == 0.1
     assert result["errors"] == {"1+1 512": 0.0, "2+2 512": -0.1}
     assert result["best"] == {"mode": "async", "workers": 16, "servers": 2}
-    assert "| 2+2 | 512 | 100 | 90 | -10 % |  |" in text
+    assert "| 2+2 | 512 | 100 | 90 | -10 % | 0.25 |  |" in text
     assert "| 16 | 400 | 1,000 |" in text
 
 

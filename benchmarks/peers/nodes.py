@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ class Rounds(keras.callbacks.Callback):
         self._trained = False
         self._processor: dict[str, float] = {}
         self._staged: dict[str, float] = {}
+        self._others = self._clock = 0.0
 
     def of(self, estimator: KerasEstimator) -> Rounds:
         """Read the seconds of training from this estimator."""
@@ -98,6 +100,7 @@ class Rounds(keras.callbacks.Callback):
                 raise StopAskedError
             self._wanted, self._done, self._began = json.loads(line)["steps"], 0, self._seconds()
             self._processor, self._staged = processor_seconds(), self._stages()
+            self._others, self._clock = other_seconds(), time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Answer the request once it is worked off."""
@@ -111,6 +114,7 @@ class Rounds(keras.callbacks.Callback):
                     "loss": logs["loss"],
                     "processor": _difference(processor_seconds(), self._processor),
                     "stages": _difference(self._stages(), self._staged),
+                    "others": (other_seconds() - self._others) / (time.perf_counter() - self._clock),
                 }
             )
 
@@ -137,6 +141,19 @@ def processor_seconds() -> dict[str, float]:
         if "deeprec_spark.runtime.node" in command:
             found[command[-1].split()[0]] += times.user + times.system
     return found
+
+
+def other_seconds() -> float:
+    """Processor time of all that is not of this process and its descendants, since the machine was started."""
+    own = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:  # it has ended meanwhile
+            continue
+        own += times.user + times.system
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system - own)
 
 
 def _difference(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
