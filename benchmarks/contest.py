@@ -81,8 +81,8 @@ class Contest:
             )
             measured = self._those_that_can(contestants, self._prepared)
             play = self._fresh
+            processes: dict[str, tuple[PeerProcess, float]] = {}
             if not self._options.fresh:
-                processes: dict[str, tuple[PeerProcess, float]] = {}
                 # Imports, virtual machines and clusters start at the same time: much of it is waiting.
                 pool = stack.enter_context(ThreadPoolExecutor(len(measured)))
                 starts = {result.peer.name: pool.submit(self._start, result) for result in measured}
@@ -99,7 +99,15 @@ class Contest:
                     return self._round(result, process, result.rates[-1] if result.rates else rate)
 
             for number in range(self._options.rounds):
-                measured = self._those_that_can(measured, play)
+                try:
+                    measured = self._those_that_can(measured, play)
+                except SystemExit:
+                    if not all(result.rates for result in measured):
+                        raise
+                    say(f"told to end in round {number + 1}: the figures are those so far")
+                    for process, _ in processes.values():
+                        process.kill()
+                    break
                 rates = ", ".join(f"{result.peer.name} {result.rates[-1]:,.0f}" for result in measured)
                 say(f"round {number + 1}/{self._options.rounds}: {rates} samples/s")
         return measured

@@ -75,6 +75,10 @@ class PeerProcess:
             self._process.send_signal(signal.SIGSTOP)
         return answer
 
+    def kill(self) -> None:
+        """End the process at once; `close` afterwards."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the process."""
         if self._pause:
@@ -89,7 +93,7 @@ class PeerProcess:
     ) -> None:
         if kind is not None:
             # Something has failed, or the benchmark was told to end: nobody needs a farewell.
-            self._process.kill()
+            self.kill()
         self.close()
 
     def _answer(self) -> dict[str, Any]:
