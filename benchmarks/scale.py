@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--cores", type=float, default=os.cpu_count(), help="of each host")
     parser.add_argument("--quick", action="store_true", help="fewer configurations, clusters and nodes")
     parser.add_argument("--observations", type=Path, help="kept here, and not measured again")
+    parser.add_argument("--observed", action="store_true", help="run nothing that the file does not have")
     parser.add_argument("--no-nodes", action="store_true", help="leave the coordinator out")
     parser.add_argument("--no-docs", action="store_true", help="do not write docs/benchmarks/")
     arguments = parser.parse_args()
@@ -75,6 +76,8 @@ def _observations(arguments: argparse.Namespace, log: IO[str]) -> list[Observati
     """What was seen in all configurations; those that the file has are not run again."""
     path: Path | None = arguments.observations
     wanted = CALIBRATION if arguments.quick else [*CALIBRATION, *CHECKS]
+    if arguments.observed:
+        wanted = []
     seen: list[Observation] = []
     if path is not None and path.exists():
         seen = [Observation.from_dict(one) for one in json.loads(path.read_text())]

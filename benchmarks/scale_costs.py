@@ -70,12 +70,12 @@ CALIBRATION = [
     Configuration(2, 1),
 ]
 CHECKS = [
-    Configuration(1, 2),
     Configuration(2, 2),
-    Configuration(1, 2, SMALL),
+    Configuration(1, 2),
+    Configuration(2, 2, mode="sync"),
     Configuration(2, 2, SMALL),
     Configuration(1, 2, mode="sync"),
-    Configuration(2, 2, mode="sync"),
+    Configuration(1, 2, SMALL),
 ]
 
 
