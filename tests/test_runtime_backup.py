@@ -7,8 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deeprec_spark.runtime.backup import Admissions
+from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.runtime.backup import Admissions, BackupServer
 from deeprec_spark.runtime.gather import Gather
+from deeprec_spark.runtime.messages import Message
+from deeprec_spark.runtime.server import ServerOptions
+from deeprec_spark.runtime.store_messages import Sender
 
 
 @pytest.fixture
@@ -27,6 +31,22 @@ def test_the_first_that_ask_are_in_and_the_answer_stays() -> None:
     assert admissions.admit(2, 2) == (True, 2)
     with pytest.raises(ValueError, match=r"Step 2 is the current one. Received: rank=1, step=3"):
         admissions.admit(1, 3)
+
+
+@pytest.fixture
+def server() -> Iterator[BackupServer]:
+    store = LocalStore()
+    server = BackupServer(store, ServerOptions(1, 3, "sync", 30.0), backup_workers=1)
+    yield server
+    server.stop()
+    store.close()
+
+
+def test_only_workers_are_admitted(server: BackupServer) -> None:
+    handlers = server.handlers()
+    with pytest.raises(ValueError, match=r"ranks \[1, 2, 3\]. Received: rank=0"):
+        handlers["admit"](Message(Sender(0, 1, 1).to_header()))
+    assert handlers["admit"](Message(Sender(1, 1, 1).to_header())).header == {"admitted": True, "current": 1}
 
 
 def summed(timeout: float = 30.0) -> Gather[int, int]:

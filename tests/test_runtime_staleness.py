@@ -32,7 +32,9 @@ class Clock:
 
 
 def bound(staleness: int = 1, patience: float = 60.0, **more: Clock) -> StalenessBound:
-    return StalenessBound(SemiSyncOptions(max_staleness=staleness, patience_secs=patience), 1, **more)
+    return StalenessBound(
+        SemiSyncOptions(max_staleness=staleness, patience_secs=patience), range(1, 4), 1, **more
+    )
 
 
 def test_a_worker_waits_for_the_slowest(pool: ThreadPoolExecutor) -> None:
@@ -48,6 +50,14 @@ def test_a_worker_waits_for_the_slowest(pool: ThreadPoolExecutor) -> None:
     assert waiting.result(30) == 2
     report = steps.leave(1, 1)
     assert (report.max_lead, report.left_out) == (1, {})
+
+
+def test_only_workers_count() -> None:
+    steps = bound()
+    with pytest.raises(ValueError, match=r"ranks \[1, 2, 3\]. Received: rank=0"):
+        steps.enter(0, 1)
+    steps.pushed(Sender(0, 1, 1))
+    assert steps.enter(1, 1) == 0
 
 
 def test_a_repeated_push_is_one_step() -> None:

@@ -70,6 +70,7 @@ class BackupServer:
 
     def __init__(self, store: LocalStore, options: ServerOptions, backup_workers: int) -> None:
         needed = options.num_workers - backup_workers
+        self._ranks = options.worker_ranks
         self._store = store
         # Pulls, and all that is no step, are those of an asynchronous server.
         self._server = ParameterServer(store, replace(options, mode="async"))
@@ -101,6 +102,10 @@ class BackupServer:
 
     def _admit(self, message: Message) -> Message:
         sender = Sender.of(message)
+        if sender.rank not in self._ranks:
+            raise ValueError(
+                f"Workers of this job are ranks {list(self._ranks)}. Received: rank={sender.rank}"
+            )
         admitted, current = self._admissions.admit(sender.rank, sender.sequence)
         return Message({"admitted": admitted, "current": current})
 

@@ -49,7 +49,7 @@ class Shard:
         handlers = observer.timed(self._service.handlers())
         self._bound: StalenessBound | None = None
         if shard == 0 and semi_sync is not None and semi_sync.max_staleness is not None:
-            self._bound = StalenessBound(semi_sync, settings.num_ps)
+            self._bound = StalenessBound(semi_sync, options.worker_ranks, settings.num_ps)
             handlers = self._bound.around(handlers)
         self._server = MessageServer(
             handlers,

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,17 +50,23 @@ class StalenessBound:
 
     Arguments:
         options: with a max_staleness.
+        ranks: of the workers.
         num_ps: for messages.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, options: SemiSyncOptions, num_ps: int, clock: Callable[[], float] = time.monotonic
+        self,
+        options: SemiSyncOptions,
+        ranks: Sequence[int],
+        num_ps: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if options.max_staleness is None:
             raise ValueError(f"There is no bound to keep. Received: {options}")
         self._limit = options.max_staleness
         self._patience = options.patience_secs
+        self._ranks = ranks
         self._num_ps = num_ps
         self._clock = clock
         self._changed = threading.Condition()
@@ -89,6 +95,8 @@ class StalenessBound:
 
     def enter(self, rank: int, incarnation: int) -> int:
         """This worker begins to train; the count at which it begins."""
+        if rank not in self._ranks:
+            raise ValueError(f"Workers of this job are ranks {list(self._ranks)}. Received: rank={rank}")
         with self._changed:
             if incarnation <= self._gone.get(rank, 0):
                 raise StaleNodeError(
