@@ -13,9 +13,9 @@ from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.optimizers import SGD
 from deeprec_spark.embedding.options import Constant, EmbeddingVariableOption, InitializerOption
 from deeprec_spark.embedding.store import PullRequest, PushRequest, SparseGradient, TableSpec, UniqueKeys
+from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
-from deeprec_spark.runtime.transport import MessageServer
 from tests.cut_proxy import CutProxy, somewhere
 
 TOKEN = "token"
@@ -29,7 +29,7 @@ ZEROS = EmbeddingVariableOption(init_option=InitializerOption(initializer=Consta
 class Shop:
     """Servers behind proxies, and a store that goes through these."""
 
-    servers: list[MessageServer]
+    servers: list[ChannelServer]
     proxies: list[CutProxy]
     store: RemoteStore
 
@@ -40,9 +40,11 @@ def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
     services = [
         ParameterServer(LocalStore(shard, number), ServerOptions(number, 1)) for shard in range(number)
     ]
-    servers = [MessageServer(service.handlers(), host="127.0.0.1", token=TOKEN) for service in services]
+    servers = [ChannelServer(service.handlers(), host="127.0.0.1", token=TOKEN) for service in services]
     proxies = [CutProxy(server.address) for server in servers]
-    options = RemoteStoreOptions(TOKEN, rank=number, step_timeout=20.0, retry_seconds=20.0)
+    options = RemoteStoreOptions(
+        TOKEN, rank=number, step_timeout=20.0, retry_seconds=20.0, local_sockets=False
+    )
     store = RemoteStore([proxy.address for proxy in proxies], options)
     store.create_tables([TableSpec("counts", DIM, ZEROS, SGD(1.0))])
     store.init_dense(np.zeros(1000, np.float32), np.zeros(3, np.float32), SGD(1.0))

@@ -23,14 +23,18 @@ from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.optimizers import SGD, Adagrad
 from deeprec_spark.embedding.options import CounterFilter, EmbeddingVariableOption
 from deeprec_spark.embedding.store import PullRequest, PushRequest, SparseGradient, TableSpec, UniqueKeys
+from deeprec_spark.runtime.calls import ERRORS
+from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.coordinator import Coordinator, CoordinatorOptions
+from deeprec_spark.runtime.handshake import MAGIC
 from deeprec_spark.runtime.messages import Message, decode
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
 from deeprec_spark.runtime.store_messages import Sender, encode_pull, encode_push, spec_to_dict
-from deeprec_spark.runtime.transport import _ERRORS, MessageServer, split_address
+from deeprec_spark.runtime.transport import split_address
 from deeprec_spark.runtime.worker_client import WorkerClient
 from tests.mutations import Mutator
+from tests.raw_channel import RawChannel
 
 TOKEN = "fuzz-token"
 MESSAGES = 10_000
@@ -56,13 +60,10 @@ class GuardedStore(LocalStore):
 
 
 class Caller:
-    """Sends raw bodies with the token and sorts the answers."""
+    """Sends raw bodies and sorts the answers."""
 
-    def __init__(self, address: str, token: str = TOKEN) -> None:
-        self._client = flight.FlightClient(f"grpc://{address}")
-        self._options = flight.FlightCallOptions(
-            timeout=10.0, headers=[(b"authorization", f"Bearer {token}".encode())]
-        )
+    def __init__(self, call: Callable[[str, bytes], Message]) -> None:
+        self._call = call
         self.outcomes: Counter[str] = Counter()
         self.slowest = 0.0
 
@@ -70,16 +71,42 @@ class Caller:
         """One call; its answer or error is counted, anything but those is raised."""
         started = time.monotonic()
         try:
-            [result] = list(self._client.do_action(flight.Action(method, pa.py_buffer(body)), self._options))
-            header = decode(result.body).header
+            header = self._call(method, body).header
             self.outcomes[header["error"]["type"] if "error" in header else "answered"] += 1
         except (flight.FlightError, pa.ArrowException, UnicodeEncodeError) as error:
             self.outcomes[type(error).__name__] += 1
         self.slowest = max(self.slowest, time.monotonic() - started)
 
+
+class FlightCaller(Caller):
+    """To the coordinator."""
+
+    def __init__(self, address: str, token: str = TOKEN) -> None:
+        super().__init__(self._do)
+        self._client = flight.FlightClient(f"grpc://{address}")
+        self._options = flight.FlightCallOptions(
+            timeout=10.0, headers=[(b"authorization", f"Bearer {token}".encode())]
+        )
+
+    def _do(self, method: str, body: bytes) -> Message:
+        [result] = list(self._client.do_action(flight.Action(method, pa.py_buffer(body)), self._options))
+        return decode(result.body)
+
     def close(self) -> None:
         """Close the channel."""
         self._client.close()
+
+
+class ChannelCaller(Caller):
+    """To a server."""
+
+    def __init__(self, address: str, token: str = TOKEN) -> None:
+        self._channel = RawChannel(address, token)
+        super().__init__(self._channel.call)
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
 
 
 def server_messages() -> dict[str, Message]:
@@ -125,10 +152,10 @@ def with_all(base: dict[str, Message], methods: Any) -> dict[str, Message]:
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[MessageServer, list[str]]]:
+def server() -> Iterator[tuple[ChannelServer, list[str]]]:
     service = ParameterServer(GuardedStore(), ServerOptions(1, 2))
     handlers = service.handlers()
-    server = MessageServer(handlers, host="127.0.0.1", token=TOKEN)
+    server = ChannelServer(handlers, host="127.0.0.1", token=TOKEN)
     yield server, list(handlers)
     service.stop()
     server.stop()
@@ -143,10 +170,13 @@ def coordinator() -> Iterator[Coordinator]:
 
 
 def fuzz(
-    address: str, base: dict[str, Message], marker: Path, check: Callable[[], None], seed: int
-) -> Caller:
+    caller: FlightCaller | ChannelCaller,
+    base: dict[str, Message],
+    marker: Path,
+    check: Callable[[], None],
+    seed: int,
+) -> None:
     """Send half of all messages from four threads, checking on the way that the other side still works."""
-    caller = Caller(address)
     process = psutil.Process()
     before = process.memory_info().rss
     mutators = [Mutator(1000 * seed + number, base, marker) for number in range(4)]
@@ -170,18 +200,17 @@ def fuzz(
     # Anything else would be a handler's surprise. The RuntimeError is that of a second snapshot at a time.
     expected = {
         "answered",
-        *_ERRORS,
+        *ERRORS,
         "UnicodeEncodeError",
         "ArrowInvalid",
         "FlightServerError",
         "RuntimeError",
     }
     assert set(caller.outcomes) <= expected, caller.outcomes
-    return caller
 
 
 def test_a_server_refuses_malformed_messages_and_goes_on(
-    server: tuple[MessageServer, list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: tuple[ChannelServer, list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint, methods = server
     store = RemoteStore([endpoint.address], RemoteStoreOptions(TOKEN, rank=1, step_timeout=20.0))
@@ -201,7 +230,8 @@ def test_a_server_refuses_malformed_messages_and_goes_on(
 
     check()
     found = len(unpickled)
-    caller = fuzz(endpoint.address, with_all(server_messages(), methods), tmp_path / "loaded", check, seed=1)
+    caller = ChannelCaller(endpoint.address)
+    fuzz(caller, with_all(server_messages(), methods), tmp_path / "loaded", check, seed=1)
     assert pushed == 6
     assert len(unpickled) == found
     assert caller.outcomes["ValueError"] > 2000
@@ -223,9 +253,8 @@ def test_the_coordinator_refuses_malformed_messages_and_goes_on(
     methods = list(coordinator._server._server._handlers)
     assert set(coordinator_messages()) <= set(methods)
     found = len(unpickled)
-    caller = fuzz(
-        coordinator.address, with_all(coordinator_messages(), methods), tmp_path / "loaded", check, seed=2
-    )
+    caller = FlightCaller(coordinator.address)
+    fuzz(caller, with_all(coordinator_messages(), methods), tmp_path / "loaded", check, seed=2)
     assert len(unpickled) == found
     assert caller.outcomes["ValueError"] > 2000
     client.close()
@@ -242,16 +271,19 @@ def noises(seed: int) -> Iterator[bytes]:
         yield preface + chance.randbytes(chance.randrange(2000))
         # A settings frame, then a frame that says it has 16 MB.
         yield preface + b"\0\0\0\x04\0\0\0\0\0" + b"\xff\xff\xff\0\0\0\0\0\x01" + chance.randbytes(1000)
+        yield MAGIC + chance.randbytes(chance.randrange(200))
 
 
 @pytest.mark.parametrize("which", ["server", "coordinator"])
 def test_noise_on_the_port_harms_nobody(which: str, request: pytest.FixtureRequest) -> None:
+    caller: FlightCaller | ChannelCaller
     if which == "server":
         endpoint, _ = request.getfixturevalue("server")
         address = endpoint.address
+        caller = ChannelCaller(address)
     else:
         address = request.getfixturevalue("coordinator").address
-    caller = Caller(address)
+        caller = FlightCaller(address)
     caller.send("statistics", b"")
     process = psutil.Process()
     descriptors, memory = process.num_fds(), process.memory_info().rss

@@ -11,11 +11,11 @@ import pytest
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.optimizers import SGD, Adagrad, Adam
 from deeprec_spark.embedding.store import PullRequest, PushRequest, SparseGradient, TableSpec, UniqueKeys
+from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.loopback import Loopback
 from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
-from deeprec_spark.runtime.transport import MessageServer
 
 NODES = 2
 SPECS = [TableSpec("a", 5, optimizer=Adagrad(0.1), seed=1), TableSpec("b", 3, optimizer=Adam(0.01), seed=2)]
@@ -52,7 +52,7 @@ class Nodes:
             store = LocalStore(shard_index=shard, num_shards=NODES)
             services.append(ParameterServer(store, options))
             stack.callback(store.close)
-        servers = [MessageServer(one.handlers(), host="127.0.0.1", token="t") for one in services]
+        servers = [ChannelServer(one.handlers(), host="127.0.0.1", token="t") for one in services]
         for server in servers:
             stack.callback(server.stop)
         for service in services:

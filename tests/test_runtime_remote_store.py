@@ -10,11 +10,12 @@ from deeprec_spark.embedding.optimizers import SGD, Adagrad, Adam
 from deeprec_spark.embedding.options import CounterFilter, EmbeddingVariableOption
 from deeprec_spark.embedding.store import PullRequest, PushRequest, SparseGradient, TableSpec, UniqueKeys
 from deeprec_spark.runtime import remote_store
+from deeprec_spark.runtime.channel import Channel
+from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.errors import ConnectionLostError, StaleNodeError
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions, merge_statistics
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
 from deeprec_spark.runtime.store_messages import Sender, encode_pull, encode_push
-from deeprec_spark.runtime.transport import Connection, MessageServer
 
 TOKEN = "token"
 EXTREMES = [-(2**63), 2**63 - 1, 0, -1, -2, 1]
@@ -36,7 +37,7 @@ class Cluster:
         self.locals = [LocalStore(shard_index=shard, num_shards=num_ps) for shard in range(num_ps)]
         self.services = [ParameterServer(store, options) for store in self.locals]
         self.servers = [
-            MessageServer(service.handlers(), host="127.0.0.1", token=TOKEN) for service in self.services
+            ChannelServer(service.handlers(), host="127.0.0.1", token=TOKEN) for service in self.services
         ]
         self.stores = []
 
@@ -225,7 +226,7 @@ def test_a_push_whose_answer_is_lost_is_applied_once(start_cluster, monkeypatch,
     stores = [prepared(cluster.store(worker)) for worker in range(2 if mode == "sync" else 1)]
     local = prepared(LocalStore())
     lost = []
-    real = remote_store.Connection.call
+    real = remote_store.Channel.call
 
     def unreliable(connection, method, message, *, timeout=None):
         answer = real(connection, method, message, timeout=timeout)
@@ -235,7 +236,7 @@ def test_a_push_whose_answer_is_lost_is_applied_once(start_cluster, monkeypatch,
             raise ConnectionLostError("the answer was lost")
         return answer
 
-    monkeypatch.setattr(remote_store.Connection, "call", unreliable)
+    monkeypatch.setattr(remote_store.Channel, "call", unreliable)
     chance = np.random.default_rng(5)
     with ThreadPoolExecutor(2) as pool:
         for step in range(3):
@@ -389,7 +390,7 @@ def test_what_does_not_fit_is_refused_to_its_sender_and_the_round_goes_on(start_
         "counts": PullRequest({SPECS[0].name: UniqueKeys(keys, np.array([-1], np.int64))}),
     }[kind]
     sender = Sender(rank=1, incarnation=1, sequence=1)
-    connection = Connection(cluster.servers[0].address, token=TOKEN)
+    connection = Channel(cluster.servers[0].address, token=TOKEN)
     with ThreadPoolExecutor(1) as pool:
         pulls = kind == "counts"
         waiting = pool.submit(

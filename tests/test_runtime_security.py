@@ -5,8 +5,11 @@ from __future__ import annotations
 import hmac
 import io
 import pickle
+import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +22,22 @@ from deeprec_spark.data.arrays import unpack_arrays
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.store import PullRequest, TableSpec, UniqueKeys
 from deeprec_spark.runtime import transport
+from deeprec_spark.runtime.channel import Channel
+from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.coordinator import Coordinator, CoordinatorOptions
+from deeprec_spark.runtime.errors import ConnectionLostError
+from deeprec_spark.runtime.frames import send_frame
+from deeprec_spark.runtime.handshake import MAGIC
 from deeprec_spark.runtime.job import NodeJob, NodeSettings
 from deeprec_spark.runtime.launch import LaunchOptions
 from deeprec_spark.runtime.messages import Message, decode, encode
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
-from deeprec_spark.runtime.transport import Connection, MessageServer
+from deeprec_spark.runtime.stream import Stream
+from deeprec_spark.runtime.transport import Connection, split_address
 from deeprec_spark.runtime.worker_client import NodeClient, WorkerClient
 from tests.mutations import Exploit
+from tests.raw_channel import RawChannel
 
 TOKEN = "the-job's-secret"
 
@@ -36,7 +46,7 @@ TOKEN = "the-job's-secret"
 def endpoints() -> Iterator[dict[str, tuple[str, list[str]]]]:
     """Address and methods of every public endpoint of a job."""
     service = ParameterServer(LocalStore(), ServerOptions(1, 2))
-    server = MessageServer(service.handlers(), host="127.0.0.1", token=TOKEN)
+    server = ChannelServer(service.handlers(), host="127.0.0.1", token=TOKEN)
     coordinator = Coordinator(CoordinatorOptions(1, 2, token=TOKEN))
     yield {
         "server": (server.address, list(service.handlers())),
@@ -80,7 +90,6 @@ def flight_calls(
     return calls
 
 
-@pytest.mark.parametrize("which", ["server", "coordinator"])
 @pytest.mark.parametrize(
     "headers",
     [
@@ -97,9 +106,9 @@ def flight_calls(
     ],
 )
 def test_no_call_of_any_kind_without_the_token(
-    endpoints: dict[str, tuple[str, list[str]]], which: str, headers: list[tuple[bytes, bytes]]
+    endpoints: dict[str, tuple[str, list[str]]], headers: list[tuple[bytes, bytes]]
 ) -> None:
-    address, methods = endpoints[which]
+    address, methods = endpoints["coordinator"]
     client = flight.FlightClient(f"grpc://{address}")
     options = flight.FlightCallOptions(timeout=20, headers=headers)
     calls = flight_calls(client, options, methods)
@@ -112,9 +121,8 @@ def test_no_call_of_any_kind_without_the_token(
     client.close()
 
 
-@pytest.mark.parametrize("which", ["server", "coordinator"])
-def test_with_the_token_calls_get_through(endpoints: dict[str, tuple[str, list[str]]], which: str) -> None:
-    address, methods = endpoints[which]
+def test_with_the_token_calls_get_through(endpoints: dict[str, tuple[str, list[str]]]) -> None:
+    address, methods = endpoints["coordinator"]
     client = flight.FlightClient(f"grpc://{address}")
     headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
     for name, call in flight_calls(
@@ -130,6 +138,96 @@ def test_with_the_token_calls_get_through(endpoints: dict[str, tuple[str, list[s
     client.close()
 
 
+def test_every_method_of_a_server_answers_whoever_knows_the_token(
+    endpoints: dict[str, tuple[str, list[str]]],
+) -> None:
+    address, methods = endpoints["server"]
+    channel = RawChannel(address, TOKEN)
+    for method in [*methods, "no such method"]:
+        assert isinstance(channel.call(method, encode(Message({"rank": 1})).to_pybytes()), Message)
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        pytest.param(b"", id="none"),
+        pytest.param(MAGIC + bytes(64), id="zeros"),
+        pytest.param(MAGIC + TOKEN.encode().ljust(64), id="the token itself"),
+        pytest.param(b"XXXX" + bytes(64), id="another protocol"),
+        pytest.param(hmac.digest(TOKEN.encode(), b"client" + bytes(64), "sha256"), id="of other nonces"),
+    ],
+)
+def test_a_server_reads_no_request_before_the_proof(
+    endpoints: dict[str, tuple[str, list[str]]], proof: bytes
+) -> None:
+    body = encode(Message()).to_pybytes()
+    with socket.create_connection(split_address(endpoints["server"][0]), 20) as stranger:
+        stream = Stream(stranger)
+        greeting = memoryview(bytearray(len(MAGIC) + 32))
+        stream.receive(greeting, time.monotonic() + 20)
+        said = b""
+        with suppress(OSError):  # the server may have cut us off already
+            stream.send([proof], None)
+            send_frame(stream, "statistics", [body], len(body), time.monotonic() + 20)
+            stranger.shutdown(socket.SHUT_WR)
+            while part := stranger.recv(4096):
+                said += part
+    assert said in (b"", MAGIC + b"\1" + bytes(96))
+
+
+def test_a_recorded_handshake_is_of_no_use(endpoints: dict[str, tuple[str, list[str]]]) -> None:
+    address = split_address(endpoints["server"][0])
+    nonce = bytes(32)
+
+    def greeted(connected: socket.socket) -> tuple[Stream, bytes]:
+        stream = Stream(connected)
+        greeting = bytearray(len(MAGIC) + 32)
+        stream.receive(memoryview(greeting), time.monotonic() + 20)
+        return stream, bytes(greeting[len(MAGIC) :])
+
+    def status(stream: Stream) -> int:
+        answer = bytearray(len(MAGIC) + 1 + 32 + 64)
+        stream.receive(memoryview(answer), time.monotonic() + 20)
+        return answer[len(MAGIC)]
+
+    with socket.create_connection(address, 20) as first:
+        stream, theirs = greeted(first)
+        proof = MAGIC + nonce + hmac.digest(TOKEN.encode(), b"client" + theirs + nonce, "sha256")
+        stream.send([proof], None)
+        assert status(stream) == 0
+    with socket.create_connection(address, 20) as second:
+        stream, _ = greeted(second)
+        stream.send([proof], None)
+        assert status(stream) == 1
+
+
+def test_a_client_tells_an_impostor_nothing() -> None:
+    """Something else has the server's port: it learns no token, gets no request, and no proof that it could use."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor, ThreadPoolExecutor(1) as pool:
+
+        def pose() -> bytes:
+            connected, _ = impostor.accept()
+            with connected:
+                connected.settimeout(20)
+                connected.sendall(MAGIC + bytes(32))
+                heard = connected.recv(4096)
+                connected.sendall(MAGIC + b"\0" + bytes(32 + 64))
+                while part := connected.recv(4096):
+                    heard += part
+                return heard
+
+        heard = pool.submit(pose)
+        channel = Channel(f"127.0.0.1:{impostor.getsockname()[1]}", token=TOKEN, timeout=20)
+        with pytest.raises(ConnectionLostError, match="does not know the job's token"):
+            channel.call("statistics", Message({"secret": "hush"}))
+        channel.close()
+        told = heard.result(20)
+    assert len(told) == len(MAGIC) + 64
+    assert TOKEN.encode() not in told
+    assert b"hush" not in told
+
+
 def test_tokens_are_compared_in_constant_time(
     endpoints: dict[str, tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,14 +240,28 @@ def test_tokens_are_compared_in_constant_time(
 
     monkeypatch.setattr(transport.hmac, "compare_digest", compare)
     for token in ("", "a", TOKEN[:-1] + "x", TOKEN):
-        connection = Connection(endpoints["server"][0], token=token)
+        connection = Connection(endpoints["coordinator"][0], token=token)
         with nullcontext() if token == TOKEN else pytest.raises(PermissionError, match="wrong token"):
-            connection.call("statistics", Message())
+            connection.call("statistics", Message()) if token != TOKEN else claim(connection)
         connection.close()
     expected = f"Bearer {TOKEN}".encode()
     # Bytes of the whole header, right or wrong: nothing is looked at before.
     assert [pair[1] for pair in compared] == [expected] * 4
     assert [pair[0] for pair in compared][-1] == expected
+    compared.clear()
+    for token in ("", "a", TOKEN[:-1] + "x", TOKEN):
+        channel = Channel(endpoints["server"][0], token=token, local=False)
+        with nullcontext() if token == TOKEN else pytest.raises(PermissionError, match="wrong token"):
+            channel.call("statistics", Message())
+        channel.close()
+    # The server's four, of the magic and a digest of fixed size, and the client's own.
+    assert [len(pair[0]) for pair in compared] == [len(MAGIC) + 32] * 4 + [32]
+    assert [len(pair[1]) for pair in compared] == [len(MAGIC) + 32] * 4 + [32]
+
+
+def claim(connection: Connection) -> None:
+    """A call of the coordinator that anybody with the token may make."""
+    connection.call("claim", Message({"rank": 1, "attempt": "first", "host": "a", "timeout": 0.0}))
 
 
 def test_tokens_are_long_and_differ() -> None:
@@ -179,14 +291,19 @@ def test_pickles_are_not_loaded_wherever_bytes_come_in(
             unpack_arrays(stream.getvalue())
     with pytest.raises(ValueError, match="Not arrays"):
         unpack_arrays(evil)
-    for address, methods in endpoints.values():
-        client = flight.FlightClient(f"grpc://{address}")
-        headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
-        options = flight.FlightCallOptions(timeout=20, headers=headers)
-        for method in methods:
-            [result] = client.do_action(flight.Action(method, pa.py_buffer(evil)), options)
-            assert "Not a message" in decode(result.body).header["error"]["message"]
-        client.close()
+    address, methods = endpoints["coordinator"]
+    client = flight.FlightClient(f"grpc://{address}")
+    headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
+    options = flight.FlightCallOptions(timeout=20, headers=headers)
+    for method in methods:
+        [result] = client.do_action(flight.Action(method, pa.py_buffer(evil)), options)
+        assert "Not a message" in decode(result.body).header["error"]["message"]
+    client.close()
+    address, methods = endpoints["server"]
+    channel = RawChannel(address, TOKEN)
+    for method in methods:
+        assert "Not a message" in channel.call(method, evil).header["error"]["message"]
+    channel.close()
     assert not marker.exists()
 
 
@@ -222,7 +339,7 @@ def test_the_size_of_messages_is_an_option_of_the_job() -> None:
 
 def test_answers_are_limited_too() -> None:
     service = ParameterServer(LocalStore(), ServerOptions(1, 1))
-    server = MessageServer(service.handlers(), host="127.0.0.1", token=TOKEN, max_bytes=50_000)
+    server = ChannelServer(service.handlers(), host="127.0.0.1", token=TOKEN, max_bytes=50_000)
     store = RemoteStore([server.address], RemoteStoreOptions(TOKEN, rank=1))
     store.create_tables([TableSpec("wide", 64)])
 

@@ -2,12 +2,16 @@
 
 import subprocess
 import threading
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from deeprec_spark.runtime.calls import retried
+from deeprec_spark.runtime.channel import Channel
+from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.errors import ConnectionLostError, RemoteError, StaleNodeError
 from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.transport import (
@@ -16,7 +20,6 @@ from deeprec_spark.runtime.transport import (
     TlsOptions,
     join_address,
     local_host_towards,
-    retried,
     split_address,
 )
 
@@ -51,24 +54,71 @@ class Handlers:
         return Message()
 
 
+class Flight:
+    """The coordinator's transport."""
+
+    server, client = MessageServer, Connection
+
+
+class OverTcp:
+    """The servers' transport, between hosts."""
+
+    server, client = ChannelServer, partial(Channel, local=False)
+
+
+class OverUnix:
+    """The servers' transport, on one host."""
+
+    server, client = ChannelServer, Channel
+
+
+@pytest.fixture(params=[Flight, OverTcp, OverUnix])
+def way(request):
+    return request.param
+
+
 @pytest.fixture
 def handlers():
     return Handlers()
 
 
 @pytest.fixture
-def server(handlers):
-    server = MessageServer(handlers.table(), host="127.0.0.1", token=TOKEN)
-    yield server
+def start(way, handlers):
+    """Starts servers of that transport, which end with the test."""
+    servers = []
+
+    def start(**options):
+        servers.append(way.server(handlers.table(), host="127.0.0.1", token=TOKEN, **options))
+        return servers[-1]
+
+    yield start
     handlers.release.set()
-    server.stop()
+    for server in servers:
+        server.stop()
 
 
 @pytest.fixture
-def connection(server):
-    connection = Connection(server.address, token=TOKEN, timeout=20)
-    yield connection
-    connection.close()
+def server(start):
+    return start()
+
+
+@pytest.fixture
+def connect(way):
+    """Makes clients of that transport, which end with the test."""
+    clients = []
+
+    def connect(server, token=TOKEN, **options):
+        clients.append(way.client(server.address, token=token, **{"timeout": 20, **options}))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def connection(server, connect):
+    return connect(server)
 
 
 def test_a_message_goes_and_comes_back(connection):
@@ -111,14 +161,13 @@ def test_large_messages(connection):
 
 
 @pytest.mark.parametrize("token", ["", "secret-tokem", "secret-token ", "SECRET-TOKEN"])
-def test_a_call_without_the_token_is_refused_before_the_handler(server, handlers, token):
-    stranger = Connection(server.address, token=token)
+def test_a_call_without_the_token_is_refused_before_the_handler(server, connect, handlers, token):
     with pytest.raises(PermissionError, match=r"refused echo.*wrong token"):
-        stranger.call("echo", Message())
-    stranger.close()
+        connect(server, token).call("echo", Message())
     assert handlers.calls == 0
 
 
+@pytest.mark.parametrize("way", [Flight], indirect=True)
 def test_every_flight_method_needs_the_token(server):
     client = flight.FlightClient(f"grpc://{server.address}")
     for call in (
@@ -148,9 +197,14 @@ def test_errors_of_handlers_arrive_as_themselves(connection, kind, raised, text)
     assert connection.call("echo", Message({"on": True})).header == {"on": True}
 
 
-def test_unknown_methods_and_malformed_bodies_leave_the_server_running(server, connection):
+def test_unknown_methods_leave_the_server_running(connection):
     with pytest.raises(ValueError, match=r"no method of this name. Received: 'nothing'"):
         connection.call("nothing", Message())
+    assert connection.call("echo", Message({"on": True})).header == {"on": True}
+
+
+@pytest.mark.parametrize("way", [Flight], indirect=True)
+def test_malformed_bodies_leave_the_server_running(server, connection):
     client = flight.FlightClient(f"grpc://{server.address}")
     options = flight.FlightCallOptions(timeout=10, headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
     for body in (b"", b"garbage", b"DRM1" + b"\xff" * 100):
@@ -160,14 +214,11 @@ def test_unknown_methods_and_malformed_bodies_leave_the_server_running(server, c
     assert connection.call("echo", Message({"on": True})).header == {"on": True}
 
 
-def test_oversized_messages_are_refused(handlers):
-    server = MessageServer(handlers.table(), host="127.0.0.1", token=TOKEN, max_bytes=1000)
-    connection = Connection(server.address, token=TOKEN, timeout=20)
+def test_oversized_messages_are_refused(start, connect):
+    connection = connect(start(max_bytes=1000))
     with pytest.raises(ValueError, match="may have 1000 bytes"):
         connection.call("echo", Message({}, {"a": np.zeros(1000)}))
     assert connection.call("echo", Message({"on": True})).header == {"on": True}
-    connection.close()
-    server.stop()
 
 
 def test_a_deadline_ends_a_call(connection):
@@ -182,15 +233,15 @@ def test_nobody_there(server, connection):
         connection.call("echo", Message())
 
 
-def test_a_taken_port_is_an_error(server):
+def test_a_taken_port_is_an_error(server, start):
     _, port = split_address(server.address)
     with pytest.raises(ConnectionLostError, match=f"No server can be bound to 127.0.0.1:{port}"):
-        MessageServer({}, host="127.0.0.1", port=port, token=TOKEN)
+        start(port=port)
 
 
-def test_a_server_needs_a_token():
+def test_a_server_needs_a_token(way):
     with pytest.raises(ValueError, match="empty token"):
-        MessageServer({}, host="127.0.0.1", token="")
+        way.server({}, host="127.0.0.1", token="")
 
 
 def test_a_lost_connection_is_tried_again_until_the_time_is_up():
@@ -241,48 +292,47 @@ def _tls(place, name, **more):
     )
 
 
-def test_tls(certificates, handlers):
-    server = MessageServer(handlers.table(), host="127.0.0.1", token=TOKEN, tls=_tls(certificates, "server"))
-    good = Connection(server.address, token=TOKEN, tls=_tls(certificates, "server"), timeout=20)
+def test_tls(certificates, start, connect):
+    server = start(tls=_tls(certificates, "server"))
+    good = connect(server, tls=_tls(certificates, "server"))
     assert good.call("echo", Message({"on": True})).header == {"on": True}
-    distrustful = Connection(
-        server.address,
-        token=TOKEN,
-        tls=TlsOptions(ca_certificate=str(certificates / "other.pem")),
-        timeout=20,
-    )
+    distrustful = connect(server, tls=TlsOptions(ca_certificate=str(certificates / "other.pem")))
     with pytest.raises(ConnectionLostError, match="cannot be reached"):
         distrustful.call("echo", Message())
-    plain = Connection(server.address, token=TOKEN, timeout=20)
     with pytest.raises((ConnectionLostError, RemoteError)):
-        plain.call("echo", Message())
-    for connection in (good, distrustful, plain):
-        connection.close()
-    server.stop()
+        connect(server).call("echo", Message())
 
 
-def test_tls_with_client_certificates(certificates, handlers):
+def test_tls_carries_large_messages(certificates, start, connect):
+    tls = _tls(certificates, "server")
+    rows = np.random.default_rng(0).random(1_000_003)
+    answer = connect(start(tls=tls), tls=tls).call("echo", Message({}, {"rows": rows, "more": rows[:3]}))
+    assert np.array_equal(answer.array("rows", np.float64), rows)
+    assert np.array_equal(answer.array("more", np.float64), rows[:3])
+
+
+def test_tls_with_client_certificates(certificates, start, connect):
     tls = _tls(certificates, "server", verify_client=True)
-    server = MessageServer(handlers.table(), host="127.0.0.1", token=TOKEN, tls=tls)
-    good = Connection(server.address, token=TOKEN, tls=tls, timeout=20)
-    assert good.call("echo", Message({"on": True})).header == {"on": True}
-    nameless = Connection(
-        server.address,
-        token=TOKEN,
-        tls=TlsOptions(ca_certificate=str(certificates / "server.pem")),
-        timeout=20,
-    )
+    server = start(tls=tls)
+    assert connect(server, tls=tls).call("echo", Message({"on": True})).header == {"on": True}
+    nameless = connect(server, tls=TlsOptions(ca_certificate=str(certificates / "server.pem")))
     with pytest.raises((ConnectionLostError, RemoteError)):
         nameless.call("echo", Message())
-    good.close()
-    nameless.close()
-    server.stop()
 
 
-def test_tls_options_are_checked():
+def test_a_server_of_another_name_is_not_trusted(certificates, start, connect):
+    server = start(tls=_tls(certificates, "server"))
+    other = connect(server, tls=_tls(certificates, "server", override_hostname="other.example"))
+    with pytest.raises((ConnectionLostError, RemoteError)):
+        other.call("echo", Message())
+    named = connect(server, tls=_tls(certificates, "server", override_hostname="localhost"))
+    assert named.call("echo", Message({"on": True})).header == {"on": True}
+
+
+def test_tls_options_are_checked(way):
     with pytest.raises(ValueError, match=r"together. Received: certificate='a'"):
         TlsOptions(certificate="a")
     with pytest.raises(ValueError, match="verify_client=True"):
         TlsOptions(verify_client=True)
     with pytest.raises(ValueError, match="A server with TLS needs"):
-        MessageServer({}, host="127.0.0.1", token=TOKEN, tls=TlsOptions(ca_certificate="x"))
+        way.server({}, host="127.0.0.1", token=TOKEN, tls=TlsOptions(ca_certificate="x"))

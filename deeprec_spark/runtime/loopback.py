@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from deeprec_spark.runtime.calls import Handler
 from deeprec_spark.runtime.messages import Message
-from deeprec_spark.runtime.transport import Handler
 
 Array = npt.NDArray[Any]
 
 
 class Caller(Protocol):
-    """Whom a client of servers calls: a `Connection`, or a `Loopback`."""
+    """Whom a client of servers calls: a `Channel`, or a `Loopback`."""
 
     def call(self, method: str, message: Message, *, timeout: float | None = None) -> Message:
         """Send a message and wait for the answer."""
@@ -25,7 +25,7 @@ class Caller(Protocol):
 
 
 class Loopback:
-    """Stands in for the `Connection` to a server of the same process. Its errors are raised as the handler raised them.
+    """Stands in for the `Channel` to a server of the same process. Its errors are raised as the handler raised them.
 
     Nothing is encoded: arrays of a call and of its answer are the ones that were given, which nobody may change.
     Handlers that wait have deadlines of their own, so `timeout` is not looked at.

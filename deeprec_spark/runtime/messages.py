@@ -31,6 +31,7 @@ _MAX_EXTENT = 1 << 48
 
 _MAGIC = b"DRM1"
 _PROLOGUE = struct.Struct("<4sIQ")
+_ZEROS = bytes(ALIGNMENT)
 _DTYPES = {
     code: np.dtype(code)
     for code in ("<i8", "<i4", "<i2", "<u8", "<u4", "<u2", "|u1", "|i1", "|b1", "<f4", "<f8", "<f2")
@@ -42,7 +43,7 @@ class Message:
     """A JSON-able header and named arrays.
 
     A value of `arrays` may be a list of one-dimensional arrays of one dtype: they travel as one array,
-    concatenated while the message is encoded. Decoded arrays are read-only views of the message.
+    one after another.
 
     Example:
         >>> decode(encode(Message({"step": 3}, {"keys": np.arange(2)}))).arrays["keys"].tolist()
@@ -73,12 +74,25 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
 
 
 def encode(message: Message, *, max_bytes: int = MAX_MESSAGE_BYTES) -> pa.Buffer:
-    """The message as one 64-byte-aligned buffer.
+    """The message as one 64-byte-aligned buffer; errors as in `encode_parts`."""
+    parts, total = encode_parts(message, max_bytes=max_bytes)
+    buffer = pa.allocate_buffer(total)
+    out = np.frombuffer(buffer, dtype=np.uint8)
+    at = 0
+    for part in parts:
+        source = np.frombuffer(part, dtype=np.uint8)
+        out[at : at + source.size] = source
+        at += source.size
+    return buffer
+
+
+def encode_parts(message: Message, *, max_bytes: int = MAX_MESSAGE_BYTES) -> tuple[list[Any], int]:
+    """The message as contiguous buffers that make it up one after another, and its bytes. Arrays are not copied.
 
     Raises:
         ValueError: an array has a dtype that does not travel, or the message exceeds `max_bytes`.
     """
-    entries: list[tuple[Sequence[Array], int]] = []
+    buffers: list[Any] = []
     described: list[list[Any]] = []
     offset = 0
     for name, value in message.arrays.items():
@@ -91,8 +105,11 @@ def encode(message: Message, *, max_bytes: int = MAX_MESSAGE_BYTES) -> pa.Buffer
             )
         shape = list(value.shape) if isinstance(value, np.ndarray) else [sum(part.size for part in parts)]
         described.append([name, dtype.str, shape, offset])
-        entries.append((parts, offset))
-        offset += _padded(sum(part.nbytes for part in parts))
+        buffers.extend(np.ascontiguousarray(part) for part in parts if part.size)
+        size = sum(part.nbytes for part in parts)
+        if size % ALIGNMENT:
+            buffers.append(_ZEROS[: -size % ALIGNMENT])
+        offset += _padded(size)
     text = json.dumps({"header": message.header, "arrays": described}, separators=(",", ":")).encode()
     start = _padded(_PROLOGUE.size + len(text))
     total = start + offset
@@ -101,24 +118,12 @@ def encode(message: Message, *, max_bytes: int = MAX_MESSAGE_BYTES) -> pa.Buffer
             f"A message may have {max_bytes} bytes, of which {MAX_JSON_BYTES} JSON; send less at once (a smaller "
             f"batch_size), or raise cluster.max_message_mb. Received: {total} bytes, of which {len(text)} JSON"
         )
-    buffer = pa.allocate_buffer(total)
-    out = np.frombuffer(buffer, dtype=np.uint8)
-    _PROLOGUE.pack_into(out.data, 0, _MAGIC, len(text), total)
-    out[_PROLOGUE.size : _PROLOGUE.size + len(text)] = np.frombuffer(text, dtype=np.uint8)
-    out[_PROLOGUE.size + len(text) : start] = 0
-    for parts, relative in entries:
-        at = start + relative
-        for part in parts:
-            view = out[at : at + part.nbytes].view(part.dtype).reshape(part.shape)
-            np.copyto(view, part)
-            at += part.nbytes
-        end = start + relative + _padded(at - start - relative)
-        out[at:end] = 0
-    return buffer
+    head = (_PROLOGUE.pack(_MAGIC, len(text), total) + text).ljust(start, b"\0")
+    return [head, *buffers], total
 
 
-def decode(buffer: pa.Buffer, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Message:
-    """The message in this buffer; its arrays are read-only views that keep the buffer alive.
+def decode(buffer: pa.Buffer, *, max_bytes: int = MAX_MESSAGE_BYTES, writable: bool = False) -> Message:
+    """The message in this buffer; its arrays are views that keep the buffer alive, writable if so asked.
 
     Raises:
         ValueError: the bytes are no message, or exceed `max_bytes`; nothing outside the buffer is ever read.
@@ -133,7 +138,8 @@ def decode(buffer: pa.Buffer, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Message:
     raw = np.frombuffer(buffer, dtype=np.uint8)
     if buffer.address % 8:
         raw = _aligned_copy(raw)
-    raw.flags.writeable = False
+    if not writable:
+        raw.flags.writeable = False
     magic, json_size, total = _PROLOGUE.unpack_from(raw.data, 0)
     if magic != _MAGIC or total != size or json_size > min(MAX_JSON_BYTES, size - _PROLOGUE.size):
         raise ValueError(f"Not a message. Received: magic={magic!r}, sizes={json_size}/{total}, {size} bytes")

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from deeprec_spark.runtime.calls import Handler
 from deeprec_spark.runtime.errors import NodeFailure, describe_exit
 from deeprec_spark.runtime.job_state import JobState
 from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.node_log import log_node_lines
 from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import PhaseResult, Progress
-from deeprec_spark.runtime.transport import Handler
 
 # A long poll returns empty-handed after this and the node asks again, so that no call outlives its deadline.
 MAX_POLL_SECONDS = 20.0

@@ -22,6 +22,8 @@ from deeprec_spark.embedding.store import (
     UniqueKeys,
 )
 from deeprec_spark.embedding.warm_start import WarmStart
+from deeprec_spark.runtime.calls import retried
+from deeprec_spark.runtime.channel import LOCAL_SOCKETS, Channel
 from deeprec_spark.runtime.loopback import Caller
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, aligned_empty
 from deeprec_spark.runtime.placement import split_dense, split_keys
@@ -34,7 +36,7 @@ from deeprec_spark.runtime.store_messages import (
     file_from_dict,
     spec_to_dict,
 )
-from deeprec_spark.runtime.transport import Connection, TlsOptions, retried
+from deeprec_spark.runtime.transport import TlsOptions
 
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
@@ -54,6 +56,7 @@ class RemoteStoreOptions:
         file_timeout: for a save or restore.
         retry_seconds: how long a lost connection is tried again before the error is raised.
         max_message_bytes: larger requests are not sent, larger answers refused.
+        local_sockets: whether to go over Unix sockets to servers on this host.
         position: where the worker is in the data once its running step is done; every push tells it.
     """
 
@@ -65,6 +68,7 @@ class RemoteStoreOptions:
     file_timeout: float = 3600.0
     retry_seconds: float = 10.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    local_sockets: bool = LOCAL_SOCKETS
     position: Callable[[], Mapping[str, Any]] | None = None
 
 
@@ -92,12 +96,13 @@ class RemoteStore:
         self._connections: list[Caller] = [
             local[server]
             if local is not None and server in local
-            else Connection(
+            else Channel(
                 address,
                 token=options.token,
                 tls=options.tls,
                 timeout=options.step_timeout,
                 max_bytes=options.max_message_bytes,
+                local=options.local_sockets,
             )
             for server, address in enumerate(addresses)
         ]

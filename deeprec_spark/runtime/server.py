@@ -1,4 +1,4 @@
-"""A parameter server: one shard of all tables and of the dense parameters, behind a MessageServer."""
+"""A parameter server: one shard of all tables and of the dense parameters, behind a ChannelServer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.store import PullReply, PullRequest, PushRequest
 from deeprec_spark.embedding.warm_start import WarmStart
+from deeprec_spark.runtime.calls import Handler
 from deeprec_spark.runtime.errors import JobEndedError, StaleNodeError
 from deeprec_spark.runtime.gather import Gather
 from deeprec_spark.runtime.messages import Message
@@ -27,7 +28,6 @@ from deeprec_spark.runtime.store_messages import (
     spec_from_dict,
 )
 from deeprec_spark.runtime.synchronous import merge_pulls, merge_pushes
-from deeprec_spark.runtime.transport import Handler
 
 DEFAULT_SYNC_TIMEOUT = 300.0
 

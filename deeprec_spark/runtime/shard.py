@@ -7,13 +7,14 @@ from typing import Any
 
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.runtime.backup import BackupServer
+from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.errors import JobEndedError
 from deeprec_spark.runtime.job import NodeJob
 from deeprec_spark.runtime.loopback import Loopback
 from deeprec_spark.runtime.node_control import OrderHandler, server_orders, store_orders
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
 from deeprec_spark.runtime.staleness import StalenessBound
-from deeprec_spark.runtime.transport import MessageServer, local_host_towards
+from deeprec_spark.runtime.transport import local_host_towards
 from deeprec_spark.tracing.node import NodeObserver
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Shard:
         if shard == 0 and semi_sync is not None and semi_sync.max_staleness is not None:
             self._bound = StalenessBound(semi_sync, options.worker_ranks, settings.num_ps)
             handlers = self._bound.around(handlers)
-        self._server = MessageServer(
+        self._server = ChannelServer(
             handlers,
             host=local_host_towards(settings.coordinator),
             token=settings.token,

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from deeprec_spark.redaction import redact
+from deeprec_spark.runtime.calls import retried
 from deeprec_spark.runtime.errors import ConnectionLostError, JobError, describe_exit
 from deeprec_spark.runtime.job import NodeJob, NodeSettings
 from deeprec_spark.runtime.membership import LOG_TAIL_LINES
-from deeprec_spark.runtime.transport import retried
 from deeprec_spark.runtime.worker_client import NodeClient
 
 logger = logging.getLogger(__name__)

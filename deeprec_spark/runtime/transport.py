@@ -9,24 +9,21 @@ from __future__ import annotations
 import hmac
 import logging
 import socket
+import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from deeprec_spark.embedding.store import SaveBaseError
-from deeprec_spark.runtime.errors import ConnectionLostError, JobEndedError, RemoteError, StaleNodeError
+from deeprec_spark.runtime.calls import Handler, checked, error_message, handler_of
+from deeprec_spark.runtime.errors import ConnectionLostError, RemoteError
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Handler = Callable[[Message], Message]
 
 # Without these a channel that once failed to connect may wait two minutes before it tries again.
 _CHANNEL_OPTIONS = [
@@ -35,20 +32,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
 ]
-# Errors that cross the wire as themselves; anything else arrives as RemoteError.
-_ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (
-        ValueError,
-        KeyError,
-        TypeError,
-        TimeoutError,
-        FileNotFoundError,
-        StaleNodeError,
-        JobEndedError,
-        SaveBaseError,
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -100,6 +83,26 @@ class TlsOptions:
             arguments["private_key"] = Path(self.private_key).read_bytes()
         return arguments
 
+    def server_context(self) -> ssl.SSLContext:
+        """What a server over plain sockets wraps its connections with."""
+        if self.certificate is None or self.private_key is None:
+            raise ValueError("A server with TLS needs TlsOptions.certificate and private_key. Received: None")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.certificate, self.private_key)
+        if self.verify_client and self.ca_certificate is not None:
+            context.load_verify_locations(self.ca_certificate)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """What a client over plain sockets wraps its connections with; the server's name is checked."""
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca_certificate)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.verify_client and self.certificate is not None and self.private_key is not None:
+            context.load_cert_chain(self.certificate, self.private_key)
+        return context
+
 
 def local_host_towards(address: str) -> str:
     """This host's address on the route to `host:port`; nothing is sent."""
@@ -148,17 +151,11 @@ class _FlightServer(flight.FlightServerBase):
 
     def _answer(self, method: str, body: pa.Buffer) -> pa.Buffer:
         try:
-            handler = self._handlers.get(method)
-            if handler is None:
-                raise ValueError(f"There is no method of this name. Received: {method[:100]!r}")
+            handler = handler_of(self._handlers, method)
             answer = handler(decode(body, max_bytes=self._max_bytes))
             return encode(answer, max_bytes=self._max_bytes)
         except Exception as error:  # every error must reach the caller, and the server must go on
-            kind = type(error).__name__
-            if kind not in _ERRORS:
-                logger.exception("Method %s failed", method)
-            text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-            return encode(Message({"error": {"type": kind, "message": text}}))
+            return encode(error_message(method, error))
 
 
 class MessageServer:
@@ -263,36 +260,11 @@ class Connection:
             raise RemoteError(
                 f"{self.address} answered {method} with {len(results)} messages instead of one."
             )
-        answer = decode(results[0].body, max_bytes=self._max_bytes)
-        if "error" in answer.header:
-            raise _raised(answer.header["error"], self.address, method)
-        return answer
+        return checked(decode(results[0].body, max_bytes=self._max_bytes), self.address, method)
 
     def close(self) -> None:
         """Close the channel; running calls fail."""
         self._client.close()
-
-
-def retried(call: Callable[[], T], seconds: float, closed: threading.Event | None = None) -> T:
-    """Repeat a call while its connection is lost, with growing pauses, for at most `seconds`."""
-    cancelled = closed or threading.Event()
-    end = time.monotonic() + seconds
-    pause = 0.05
-    while True:
-        try:
-            return call()
-        except ConnectionLostError as error:  # noqa: PERF203  # to try again is what the loop is for
-            if time.monotonic() + pause >= end or cancelled.wait(pause):
-                raise
-            logger.warning("Trying again: %s", error)
-            pause = min(2 * pause, 1.0)
-
-
-def _raised(error: Mapping[str, str], address: str, method: str) -> Exception:
-    kind = _ERRORS.get(error["type"])
-    if kind is not None:
-        return kind(error["message"])
-    return RemoteError(f"{address} failed in {method}: {error['type']}: {error['message']}")
 
 
 def _first_line(error: Exception) -> str:

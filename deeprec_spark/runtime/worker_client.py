@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from deeprec_spark.redaction import redact
+from deeprec_spark.runtime.calls import retried
 from deeprec_spark.runtime.errors import (
     ConnectionLostError,
     JobEndedError,
@@ -22,7 +23,7 @@ from deeprec_spark.runtime.errors import (
     is_lasting,
 )
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message
-from deeprec_spark.runtime.transport import Connection, TlsOptions, retried
+from deeprec_spark.runtime.transport import Connection, TlsOptions
 
 logger = logging.getLogger(__name__)
 

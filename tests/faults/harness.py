@@ -72,6 +72,8 @@ class Driver:
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.task.maxFailures": "8",
             "spark.excludeOnFailure.enabled": "false",
+            # Connections of Unix sockets cannot be cut from outside.
+            "spark.executorEnv.DEEPREC_SPARK_LOCAL_SOCKETS": "0",
         }
         self._cluster = cluster
         with self.log.open("wb") as log:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from deeprec_spark.runtime.channel import Channel
 from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.transport import Connection
 from tests.faults import checks
@@ -65,12 +66,13 @@ def test_connections_cut_in_the_middle(
 
 def test_wrong_and_missing_tokens(run: FaultRun, recorder: Recorder, undisturbed: dict[str, Any]) -> None:
     nodes = run.in_the_middle()
-    job = [(port, "statistics") for port in ports(nodes.servers[0])]
+    job: list[tuple[int, str, type[Channel | Connection]]]
+    job = [(port, "statistics", Channel) for port in ports(nodes.servers[0])]
     refused = 0
-    job += [(port, "claim") for port in ports(psutil.Process(run.driver.pid))]
-    for port, method in job:
+    job += [(port, "claim", Connection) for port in ports(psutil.Process(run.driver.pid))]
+    for port, method, kind in job:
         for token in ("", "wrong"):
-            connection = Connection(f"127.0.0.1:{port}", token=token, timeout=5)
+            connection = kind(f"127.0.0.1:{port}", token=token, timeout=5)
             with pytest.raises((PermissionError, ConnectionError, RuntimeError, TimeoutError)) as caught:
                 connection.call(method, Message({"rank": 1, "attempt": "x", "host": "x", "timeout": 0.0}))
             refused += isinstance(caught.value, PermissionError)

@@ -1,0 +1,218 @@
+"""ChannelServer: the hot path's server, a thread for each connection, over TCP (TLS) and a Unix socket."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from deeprec_spark.runtime.calls import Handler, error_message, handler_of
+from deeprec_spark.runtime.channel import LOCAL_SOCKETS
+from deeprec_spark.runtime.errors import ConnectionLostError
+from deeprec_spark.runtime.frames import FrameError, OversizeError, receive_body, receive_head, send_frame
+from deeprec_spark.runtime.handshake import welcome
+from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, decode, encode_parts
+from deeprec_spark.runtime.stream import ClosedError, Stream
+from deeprec_spark.runtime.transport import TlsOptions, join_address
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 10.0
+MAX_STRANGERS = 256
+"""Connections that may be between their beginning and their handshake's end at a time; more are closed."""
+
+TRANSFER_SECONDS = 300.0
+"""How long one message may take on its way; who stops in the middle of one is cut off."""
+
+
+class ChannelServer:
+    """Serves handlers on a port until `stop`; `address` is what a `Channel` connects to.
+
+    Clients of the same host are told of a Unix socket after their handshake, and come back through that: twice as fast.
+    It is an abstract one, which leaves no file and takes the same handshake.
+
+    Arguments:
+        handlers: message in, message out, by method name; called from many threads at once.
+        host: the interface to bind, and the name that `address` announces.
+        port: 0 takes a free one, and keeps it.
+        token: the job's secret; who does not know it is told so and cut off.
+        max_bytes: larger messages are refused, and larger answers not sent.
+        local: whether to open the Unix socket.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        *,
+        host: str,
+        port: int = 0,
+        token: str,
+        tls: TlsOptions | None = None,
+        bind_host: str | None = None,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        local: bool = LOCAL_SOCKETS,
+    ) -> None:
+        if not token:
+            raise ValueError("A server needs the job's token. Received: an empty token")
+        self._handlers = dict(handlers)
+        self._token = token
+        self._max_bytes = max_bytes
+        self._context = tls.server_context() if tls else None
+        self._lock = threading.Condition()
+        self._stopping = False
+        self._threads: dict[threading.Thread, _Served] = {}
+        bind = bind_host or host
+        try:
+            listener = _listen(bind, port)
+        except OSError as error:
+            raise ConnectionLostError(
+                f"No server can be bound to {join_address(bind, port)}: {error}"
+            ) from error
+        self.address = join_address(host, listener.getsockname()[1])
+        self._local_name = b""
+        self._listeners = [listener]
+        if local and hasattr(socket, "AF_UNIX"):
+            self._local_name = f"deeprec-spark-{secrets.token_hex(16)}".encode()
+            self._listeners.append(_listen_locally(self._local_name))
+        self._acceptors = [
+            threading.Thread(target=self._accept, args=(one,), name=f"accept-{self.address}", daemon=True)
+            for one in self._listeners
+        ]
+        for acceptor in self._acceptors:
+            acceptor.start()
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """End the server once running calls are answered; wake waiting handlers before."""
+        end = time.monotonic() + timeout
+        with self._lock:
+            self._stopping = True
+            for served in self._threads.values():
+                if not served.busy:
+                    served.stream.wake()
+        for listener in self._listeners:
+            with suppress(OSError):  # wakes its thread
+                listener.shutdown(socket.SHUT_RDWR)
+        for acceptor in self._acceptors:
+            acceptor.join(max(0.0, end - time.monotonic()))
+        for listener in self._listeners:
+            listener.close()
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        with self._lock:
+            left = list(self._threads.values())
+            for served in left:
+                served.stream.wake()
+        if left:
+            logger.warning("The server at %s still answers calls after %.0f s", self.address, timeout)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connected, _ = listener.accept()
+            except OSError as error:
+                with self._lock:
+                    if self._stopping:
+                        return
+                    # Out of descriptors, or a client that was gone at once.
+                    logger.warning("A connection could not be taken: %s", error)
+                    self._lock.wait(0.1)
+                continue
+            self._begin(connected)
+
+    def _begin(self, connected: socket.socket) -> None:
+        local = connected.family == getattr(socket, "AF_UNIX", None)
+        with self._lock:
+            strangers = sum(not served.known for served in self._threads.values())
+            if self._stopping or strangers >= MAX_STRANGERS:
+                connected.close()
+                return
+            try:
+                served = _Served(Stream(connected))
+            except OSError:  # gone already
+                connected.close()
+                return
+            thread = threading.Thread(
+                target=self._run, args=(served, None if local else self._context), name="channel", daemon=True
+            )
+            self._threads[thread] = served
+        thread.start()
+
+    def _run(self, served: _Served, context: ssl.SSLContext | None) -> None:
+        try:
+            deadline = time.monotonic() + HANDSHAKE_SECONDS
+            if context is not None:
+                served.stream.start_tls(context, deadline)
+            if not welcome(served.stream, self._token, self._local_name, deadline):
+                return
+            served.known = True
+            while self._answer_one(served):
+                pass
+        except (ClosedError, FrameError, TimeoutError, OSError) as error:
+            logger.debug("A connection ended: %s", error)
+        finally:
+            served.stream.close()
+            with self._lock:
+                del self._threads[threading.current_thread()]
+
+    def _answer_one(self, served: _Served) -> bool:
+        """Receive a request and answer it; False once the server stops."""
+        stream = served.stream
+        method, size = receive_head(stream, None)
+        deadline = time.monotonic() + TRANSFER_SECONDS
+        answer: Message
+        try:
+            body = receive_body(stream, size, self._max_bytes, deadline)
+            if not self._enter(served):
+                return False
+            answer = handler_of(self._handlers, method)(decode(body, max_bytes=self._max_bytes))
+            del body
+        except OversizeError as error:
+            answer = Message({"error": {"type": "ValueError", "message": str(error)}})
+        except (ClosedError, FrameError):
+            raise
+        except Exception as error:  # every error must reach the caller, and the server must go on
+            answer = error_message(method, error)
+        try:
+            parts, size = encode_parts(answer, max_bytes=self._max_bytes)
+        except ValueError as error:  # too large
+            parts, size = encode_parts(error_message(method, error))
+        send_frame(stream, "", parts, size, time.monotonic() + TRANSFER_SECONDS)
+        return self._leave(served)
+
+    def _enter(self, served: _Served) -> bool:
+        with self._lock:
+            served.busy = not self._stopping
+            return served.busy
+
+    def _leave(self, served: _Served) -> bool:
+        with self._lock:
+            served.busy = False
+            return not self._stopping
+
+
+class _Served:
+    """A connection: whether it has shown the token, and whether a call of it is being answered."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.known = False
+        self.busy = False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=512, reuse_port=False)
+
+
+def _listen_locally(name: bytes) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(b"\0" + name)
+    listener.listen(512)
+    return listener
