@@ -17,6 +17,7 @@ from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions, M
 from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
+from deeprec_spark.runtime.store_messages import WireType
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.training.worker import ENTRY, WorkerJob
 
@@ -32,7 +33,7 @@ class ClusterOptions:
     `placement="colocated"` any number of workers that each hold a shard.
 
     `tls` encrypts the calls between driver and nodes; messages above `max_message_bytes` are refused; `deadlines` say
-    when something that does not answer is lost.
+    when something that does not answer is lost; `wire_dtype` is what rows and gradients are between nodes.
     """
 
     num_ps: int = 0
@@ -43,6 +44,7 @@ class ClusterOptions:
     deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
     placement: Placement = "separate"
     semi_sync: SemiSyncOptions | None = None
+    wire_dtype: WireType = "float32"
 
     def __post_init__(self) -> None:
         check_topology(self.num_ps, self.num_workers, self.mode, self.placement)
@@ -87,6 +89,7 @@ class TrainingCluster:
                 self._job.to_bytes(),
                 env=_node_environment(),
                 semi_sync=options.semi_sync,
+                wire_dtype=options.wire_dtype,
             )
             self._nodes = launch_nodes(self._spark, launch, on_failure=coordinator.abort)
         except BaseException:

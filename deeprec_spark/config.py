@@ -22,7 +22,7 @@ from deeprec_spark.config_optimizers import (
     sparse_optimizer_problems,
     sparse_optimizers,
 )
-from deeprec_spark.config_sections import Section, TlsSection, TracingSection, unknown_key
+from deeprec_spark.config_sections import PipelineSection, Section, TlsSection, TracingSection, unknown_key
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.quiet import import_tensorflow
@@ -200,6 +200,10 @@ class TrainingSection(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     restarts: RestartsSection = RestartsSection()
     tensorboard: str | None = Field(None, description="Folder of TensorBoard logs.")
+    pipeline: PipelineSection | None = Field(
+        None,
+        description="How far stages run ahead; default: depth 2, and max_staleness 1 with async servers.",
+    )
     tracing: TracingSection | None = Field(
         None, description="Write what a run tells of itself: TensorBoard scalars, a Chrome trace, a page."
     )
@@ -287,6 +291,9 @@ class ClusterSection(Section):
     tls: TlsSection | None = Field(None, description="Certificates; without them calls are not encrypted.")
     max_message_mb: int = Field(
         1024, ge=1, le=2047, description="Larger messages are refused: a step's rows, a worker's result."
+    )
+    wire_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What rows and gradients are between workers and servers."
     )
     deadlines: DeadlinesSection = DeadlinesSection()
     conf: dict[str, str] = Field(default_factory=dict, description="Spark properties.")

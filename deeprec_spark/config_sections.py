@@ -13,6 +13,7 @@ from deeprec_spark.redaction import redact
 if TYPE_CHECKING:
     from deeprec_spark.runtime.transport import TlsOptions
     from deeprec_spark.tracing import TracingOptions
+    from deeprec_spark.training.pipeline import PipelineOptions
 
 
 class Section(BaseModel):
@@ -58,6 +59,21 @@ class TracingSection(Section):
         from deeprec_spark.tracing import TracingOptions
 
         return TracingOptions(**self.model_dump())
+
+
+class PipelineSection(Section):
+    """How far the stages of later steps run ahead of the one that computes."""
+
+    depth: int = Field(2, ge=0, description="Batches that are read and prepared ahead; 0: none.")
+    max_staleness: int = Field(
+        0, ge=0, description="Pushes of its own that a worker's pull may run ahead of; 0 in sync mode."
+    )
+
+    def make_options(self) -> PipelineOptions:
+        """The section as the Estimator takes it."""
+        from deeprec_spark.training.pipeline import PipelineOptions
+
+        return PipelineOptions(**self.model_dump())
 
 
 def unknown_key(path: str, key: str, value: object, known: Sequence[str]) -> str:

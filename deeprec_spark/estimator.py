@@ -25,6 +25,7 @@ from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.options import DeadlineOptions, Mode, Placement
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.slots import check_slots
+from deeprec_spark.runtime.store_messages import WireType
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.session import current_session
@@ -33,6 +34,7 @@ from deeprec_spark.tracing import FitObserver, FitReport, TracingOptions
 from deeprec_spark.training import optimizers
 from deeprec_spark.training.driver_model import DriverModel, label_kinds
 from deeprec_spark.training.options import TrainerOptions
+from deeprec_spark.training.pipeline import PipelineOptions
 from deeprec_spark.training.worker import WorkerJob
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ class Estimator:
         log_to_driver: bool = True,
         tls: TlsOptions | None = None,
         max_message_mb: int = 1024,
+        pipeline: PipelineOptions | None = None,
+        wire_dtype: WireType = "float32",
         deadlines: DeadlineOptions | None = None,
         backend: Literal["spark"] = "spark",
         spark: SparkSession | None = None,
@@ -85,7 +89,7 @@ class Estimator:
             spark: the session to train on; None takes the active one or makes one.
             num_ps, num_workers, workers_per_node, mode, placement, semi_sync, sparse_optimizer, model_dir,
                 feature_spec, seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, cache_dir,
-                cache_mb, log_to_driver, tls, max_message_mb, deadlines: see EstimatorOptions.
+                cache_mb, log_to_driver, tls, max_message_mb, pipeline, wire_dtype, deadlines: see EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
@@ -117,6 +121,8 @@ class Estimator:
             log_to_driver=log_to_driver,
             tls=tls,
             max_message_mb=max_message_mb,
+            pipeline=pipeline,
+            wire_dtype=wire_dtype,
             deadlines=deadlines or DeadlineOptions(),
         )
         return KerasEstimator(model_creator, config or {}, options, spark or current_session())
@@ -409,6 +415,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             sample_weight=train.sample_weight,
             seed=self.options.seed,
             cache=self.options.cache,
+            pipeline=self.options.pipeline_options,
         )
         loop = FitLoop(
             driver,
@@ -425,6 +432,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             warm_start=self.options.warm_start,
         )
         self.statistics = loop.statistics
+        self.statistics.max_staleness = job.pipeline.max_staleness
         self._observer = loop.observer
         try:
             history = loop.run(lambda: TrainingCluster(self._spark, self._cluster_options, job))

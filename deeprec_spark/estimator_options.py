@@ -13,9 +13,11 @@ from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.options import DeadlineOptions, Mode, Placement
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
+from deeprec_spark.runtime.store_messages import WIRE_TYPES, WireType
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.tracing import TracingOptions
+from deeprec_spark.training.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +52,9 @@ class EstimatorOptions:
         tracing: what `fit` writes about itself: TensorBoard logs, a Chrome trace, a page; None writes nothing.
         shuffle_rows: rows of several row groups that `fit` shuffles together; a worker holds two such buffers in
             memory. 0 shuffles the leases, and the rows within each, which lie together in the data.
+        pipeline: how far stages of later steps run ahead; None is depth 2, and with servers in async mode also
+            `max_staleness=1`: a worker pulls the rows of its next step before it has pushed its last one.
+        wire_dtype: what rows and gradients are on the network, "float32" or "bfloat16"; dense parameters are float32.
         deadlines: after what time a node or a driver that does not answer is taken for lost.
     """
 
@@ -73,6 +78,8 @@ class EstimatorOptions:
     log_to_driver: bool = True
     tls: TlsOptions | None = None
     max_message_mb: int = 1024
+    pipeline: PipelineOptions | None = None
+    wire_dtype: WireType = "float32"
     deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
 
     def __post_init__(self) -> None:
@@ -86,6 +93,25 @@ class EstimatorOptions:
             raise ValueError(
                 f"max_message_mb must be within [1, 2047]. Received: max_message_mb={self.max_message_mb}"
             )
+
+        if self.wire_dtype not in WIRE_TYPES:
+            raise ValueError(
+                f"wire_dtype must be one of {', '.join(WIRE_TYPES)}. Received: wire_dtype={self.wire_dtype!r}"
+            )
+        if self.mode == "sync" and self.pipeline is not None and self.pipeline.max_staleness > 0:
+            raise ValueError(
+                "mode='sync' repeats bit for bit, so its pulls see all pushes: set max_staleness=0. "
+                f"Received: mode='sync', pipeline={self.pipeline}"
+            )
+
+    @property
+    def pipeline_options(self) -> PipelineOptions:
+        """The pipeline of each worker."""
+        if self.pipeline is not None:
+            return self.pipeline
+        # Rows come over the network while a step computes; tables in the process cost too little to be stale for.
+        ahead = self.mode == "async" and (self.num_ps > 0 or self.placement == "colocated")
+        return PipelineOptions(max_staleness=1 if ahead else 0)
 
     @property
     def cache(self) -> CacheOptions | None:
@@ -102,6 +128,7 @@ class EstimatorOptions:
             semi_sync=self.semi_sync,
             tls=self.tls,
             max_message_bytes=self.max_message_mb << 20,
+            wire_dtype=self.wire_dtype,
             deadlines=self.deadlines,
         )
 

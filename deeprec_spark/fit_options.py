@@ -49,13 +49,16 @@ class FitStatistics:
 
     Rows and steps are those that the model has seen: what was trained again after a failure counts once. `saves` are
     its checkpoints and what each of them cost, `restarts` how often its nodes were started again, `semi_sync` what
-    semi-synchronous training cost.
+    semi-synchronous training cost. `stale_pulls` are steps whose rows were read before the last
+    `max_staleness` pushes (at most) of the same worker.
     """
 
     rows: int = 0
     steps: int = 0
     seconds: float = 0.0
     restarts: int = 0
+    stale_pulls: int = 0
+    max_staleness: int = 0
     saves: list[SaveRecord] = field(default_factory=list)
     semi_sync: SemiSyncReport = field(default_factory=SemiSyncReport)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -82,6 +82,8 @@ def make_estimator(spark: SparkSession, config: JobConfig, spec: FeatureSpec) ->
         tracing=None if config.training.tracing is None else config.training.tracing.make_options(),
         tls=None if config.cluster.tls is None else config.cluster.tls.make_options(),
         max_message_mb=config.cluster.max_message_mb,
+        pipeline=None if config.training.pipeline is None else config.training.pipeline.make_options(),
+        wire_dtype=config.cluster.wire_dtype,
         deadlines=config.cluster.deadlines.make_options(),
         spark=spark,
     )

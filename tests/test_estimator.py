@@ -18,6 +18,7 @@ from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.runtime.errors import NodeError, SlotsError
 from deeprec_spark.tracing import STAGES
+from deeprec_spark.training.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,6 +87,7 @@ def test_fit_learns_and_reports(trained: KerasEstimator) -> None:
     assert trained.statistics is not None
     assert trained.statistics.rows == 3 * ROWS
     assert trained.statistics.steps == 3 * ROWS // 50
+    assert (trained.statistics.stale_pulls, trained.statistics.max_staleness) == (0, 0)
     assert trained.statistics.tables["user_table"]["rows"] == 40
     assert trained.statistics.tables["city_table"]["rows"] == 7
 
@@ -226,6 +228,36 @@ def test_parameter_server_equals_embedded(
         )
 
     assert fit(1) == fit(0)
+
+
+def test_a_server_that_is_pulled_from_ahead_in_bfloat16_learns_as_well(
+    trained: KerasEstimator, frame: DataFrame, spark: SparkSession, tmp_path: Path
+) -> None:
+    estimator = Estimator.from_keras(
+        model_creator=creator,
+        num_ps=1,
+        num_workers=1,
+        wire_dtype="bfloat16",
+        model_dir=str(tmp_path),
+        spark=spark,
+        seed=3,
+    )
+    history = estimator.fit(
+        frame,
+        epochs=3,
+        batch_size=50,
+        feature_cols=FEATURES,
+        label_cols=["click"],
+        validation_data=frame,
+        verbose=0,
+    )
+    assert history["val_auc"][-1] == pytest.approx(trained.history["val_auc"][-1], abs=0.003)
+    statistics = estimator.statistics
+    assert statistics is not None
+    assert statistics.rows == 3 * ROWS
+    assert statistics.max_staleness == 1
+    # Of each epoch, all steps but the first can be.
+    assert 0 < statistics.stale_pulls <= 3 * (ROWS // 50 - 1)
 
 
 def test_callbacks_run_on_the_driver(frame: DataFrame, spark: SparkSession, tmp_path: Path) -> None:
@@ -375,6 +407,8 @@ def test_a_failing_worker_shows_its_traceback(frame: DataFrame, spark: SparkSess
         ({"backend": "ray"}, "Received: backend='ray'"),
         ({"mode": "semi"}, "Received: mode='semi'"),
         ({"num_workers": 2}, "num_ps"),
+        ({"wire_dtype": "float16"}, "Received: wire_dtype='float16'"),
+        ({"mode": "sync", "pipeline": PipelineOptions(max_staleness=1)}, "set max_staleness=0"),
         ({"model_dir": "nowhere://bucket/model"}, "Received: 'nowhere://bucket/model'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,15 @@ import pytest
 
 from deeprec_spark.data import Batch, BatchReader, ParquetDataset, ReaderOptions
 from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.embedding.store import EmbeddingStore
 from deeprec_spark.features.movielens import prepare_movielens
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.models import registry
+from deeprec_spark.runtime.channel_server import ChannelServer
+from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
+from deeprec_spark.runtime.server import ParameterServer, ServerOptions
+from deeprec_spark.training.pipeline import PipelineOptions, StepPipeline
 from deeprec_spark.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -85,9 +91,68 @@ def compiled(model: keras.Model) -> keras.Model:
     return model
 
 
-def test_deepfm_on_movielens_equals_keras(spark: SparkSession, test_data: Path, tmp_path: Path) -> None:
-    spec = prepare_movielens(spark, str(test_data / "ml-100k"), str(tmp_path))
-    train, test, rows = reindexed(load(tmp_path / "train", spec), load(tmp_path / "test", spec), spec)
+def scores(
+    model: keras.Model, store: EmbeddingStore, options: PipelineOptions, train: Batch, test: Batch
+) -> Any:
+    """What the model says of the test rows after its epochs on the training rows."""
+    trainer = Trainer(model, store)
+    trainer.initialize(
+        Batch({k: v[:2] for k, v in train.features.items()}, {k: v[:2] for k, v in train.labels.items()})
+    )
+    pipeline = StepPipeline(trainer, options)
+    for _ in pipeline.train(batches(train)):
+        pass
+    assert (pipeline.stale_pulls > 0) is (options.max_staleness > 0)
+    [found] = trainer.predict_step(test).values()
+    return found
+
+
+def batches(train: Batch) -> Iterator[tuple[Batch, int]]:
+    """The steps of all epochs."""
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng(epoch).permutation(train.size)
+        for start in range(0, train.size, BATCH_SIZE):
+            chosen = order[start : start + BATCH_SIZE]
+            batch = Batch(
+                {name: array[chosen] for name, array in train.features.items()},
+                {name: array[chosen] for name, array in train.labels.items()},
+            )
+            yield batch, epoch
+
+
+@pytest.fixture(scope="module")
+def movielens(
+    spark: SparkSession, test_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[FeatureSpec, Path]:
+    """The prepared data."""
+    folder = tmp_path_factory.mktemp("movielens")
+    return prepare_movielens(spark, str(test_data / "ml-100k"), str(folder)), folder
+
+
+def test_pulling_ahead_and_bfloat16_on_the_wire_cost_no_quality(movielens: tuple[FeatureSpec, Path]) -> None:
+    spec, folder = movielens
+    train, test = load(folder / "train", spec), load(folder / "test", spec)
+    labels = test.labels[spec.label_names[0]]
+
+    def trained(store: EmbeddingStore, options: PipelineOptions) -> float:
+        keras.utils.set_random_seed(1)
+        model = compiled(registry.create("deepfm", spec, embedding_dim=16, hidden_units=(64, 32)))
+        return auc(labels, scores(model, store, options, train, test))
+
+    embedded = trained(LocalStore(), PipelineOptions(0))
+    server = ChannelServer(
+        ParameterServer(LocalStore(), ServerOptions(1, 1)).handlers(), host="127.0.0.1", token="token"
+    )
+    store = RemoteStore([server.address], RemoteStoreOptions("token", rank=1, wire_dtype="bfloat16"))
+    served = trained(store, PipelineOptions(max_staleness=1))
+    store.close()
+    server.stop()
+    assert abs(served - embedded) < 0.003, (served, embedded)
+
+
+def test_deepfm_on_movielens_equals_keras(movielens: tuple[FeatureSpec, Path]) -> None:
+    spec, folder = movielens
+    train, test, rows = reindexed(load(folder / "train", spec), load(folder / "test", spec), spec)
     labels = test.labels[spec.label_names[0]]
 
     keras.utils.set_random_seed(1)
@@ -102,20 +167,7 @@ def test_deepfm_on_movielens_equals_keras(spark: SparkSession, test_data: Path, 
     dense = compiled(keras.models.clone_model(sparse, clone_function=replace))
     assert dense.count_params() > sum(rows.values()) * 17
 
-    trainer = Trainer(sparse, LocalStore())
-    trainer.initialize(
-        Batch({k: v[:2] for k, v in train.features.items()}, {k: v[:2] for k, v in train.labels.items()})
-    )
-    for epoch in range(EPOCHS):
-        order = np.random.default_rng(epoch).permutation(train.size)
-        for start in range(0, train.size, BATCH_SIZE):
-            chosen = order[start : start + BATCH_SIZE]
-            batch = Batch(
-                {name: array[chosen] for name, array in train.features.items()},
-                {name: array[chosen] for name, array in train.labels.items()},
-            )
-            trainer.train_step(batch)
-    [ours] = trainer.predict_step(test).values()
+    ours = scores(sparse, LocalStore(), PipelineOptions(0), train, test)
 
     dense.fit(
         dict(train.features),

@@ -1,7 +1,9 @@
 """RemoteStore over real servers equals LocalStore, for any number of servers, bit for bit."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from deeprec_spark.runtime.errors import ConnectionLostError, StaleNodeError
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions, merge_statistics
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
 from deeprec_spark.runtime.store_messages import Sender, encode_pull, encode_push
+from deeprec_spark.training.buffers import concatenate
 
 TOKEN = "token"
 EXTREMES = [-(2**63), 2**63 - 1, 0, -1, -2, 1]
@@ -138,6 +141,50 @@ def test_training_equals_local_store_bit_for_bit(start_cluster, servers):
     assert {table: stats["rows"] for table, stats in remote.statistics().items()} == {
         table: stats["rows"] for table, stats in local.statistics().items()
     }
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_bfloat16_rounds_rows_and_gradients_but_no_dense_parameter(start_cluster, servers):
+    narrow, local = prepared(start_cluster(servers).store(wire_dtype="bfloat16")), prepared(LocalStore())
+
+    def rounded(array):
+        return array.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    chance = np.random.default_rng(servers)
+    for _ in range(4):
+        keys = batch(chance)
+        got, exact = narrow.pull(PullRequest(keys)), local.pull(PullRequest(keys))
+        rows = {table: rounded(part) for table, part in exact.rows.items()}
+        assert_same_reply(got, replace(exact, rows=rows))
+        update = push_request(chance, keys)
+        narrow.push(update)
+        gradients_of = {
+            table: SparseGradient(part.keys, rounded(part.gradient))
+            for table, part in update.gradients.items()
+        }
+        local.push(replace(update, gradients=gradients_of))
+
+
+def test_a_pull_that_asks_for_other_numbers_is_refused(start_cluster):
+    store = prepared(start_cluster(1).store(wire_dtype="float8"))
+    with pytest.raises(ValueError, match=r"A pull says how rows are sent\. Received: wire=float8"):
+        store.pull(PullRequest({}))
+
+
+def test_rows_of_one_width_lie_one_after_the_other(start_cluster):
+    """So that a step takes them as one tensor, uncopied."""
+    store = start_cluster(1).store()
+    store.create_tables([TableSpec(name, dim) for name, dim in (("a", 3), ("b", 3), ("c", 16), ("d", 16))])
+    counts = {"a": 5, "b": 2, "c": 3, "d": 0}
+    keys = {name: UniqueKeys(np.arange(n), np.ones(n, np.int64)) for name, n in counts.items()}
+    rows = store.pull(PullRequest(keys, dense=False)).rows
+    assert {name: part.shape[0] for name, part in rows.items()} == counts
+    for first, second, width in (("a", "b", 3), ("c", "d", 16)):
+        assert rows[first].ctypes.data % 64 == 0
+        joined = concatenate([rows[first], rows[second]], (width,), np.float32)
+        assert np.shares_memory(joined, rows[first])
+        assert np.array_equal(joined, np.concatenate([rows[first], rows[second]]))
+        assert joined.shape == (counts[first] + counts[second], width)
 
 
 @pytest.mark.parametrize("servers", [1, 3])

@@ -9,6 +9,7 @@ from typing import Any
 
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.store import PushRequest
+from deeprec_spark.runtime.calls import Handler
 from deeprec_spark.runtime.errors import JobEndedError
 from deeprec_spark.runtime.gather import Gather
 from deeprec_spark.runtime.messages import Message
@@ -16,7 +17,6 @@ from deeprec_spark.runtime.remote_store import RemoteStore
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
 from deeprec_spark.runtime.store_messages import Sender, decode_push
 from deeprec_spark.runtime.synchronous import merge_pushes
-from deeprec_spark.runtime.transport import Handler
 
 
 class Admissions:

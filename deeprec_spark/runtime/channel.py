@@ -58,7 +58,7 @@ class Channel:
         self._lock = threading.Lock()
         self._idle: list[Stream] = []
         self._open: set[Stream] = set()
-        self._closed = False
+        self._closed = threading.Event()
 
     def call(self, method: str, message: Message, *, timeout: float | None = None) -> Message:
         """Send a message and wait for the answer, `timeout` seconds at most. Its arrays are writable, the first of
@@ -102,25 +102,34 @@ class Channel:
     def close(self) -> None:
         """Close the connections; running calls fail."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             for stream in self._open:
                 stream.wake()
         self._forget_idle()
 
     def _take(self, deadline: float) -> Stream:
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 raise ConnectionError("the channel is closed")
             if self._idle:
                 return self._idle.pop()
-        stream = self._dial(min(deadline, time.monotonic() + CONNECT_SECONDS))
+        connecting = min(deadline, time.monotonic() + CONNECT_SECONDS)
+        try:
+            stream = self._dial(connecting)
+        except TimeoutError as error:
+            if connecting == deadline:
+                raise
+            raise ConnectionError(f"no connection within {CONNECT_SECONDS:g} s") from error
         with self._lock:
-            self._open.add(stream)
-        return stream
+            if not self._closed.is_set():
+                self._open.add(stream)
+                return stream
+        stream.close()
+        raise ConnectionError("the channel is closed")
 
     def _give_back(self, stream: Stream, kept: bool) -> None:
         with self._lock:
-            if kept and not self._closed:
+            if kept and not self._closed.is_set():
                 self._idle.append(stream)
                 return
             self._open.discard(stream)

@@ -11,13 +11,15 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
+import pyarrow as pa
+
 from deeprec_spark.runtime.calls import Handler, error_message, handler_of
 from deeprec_spark.runtime.channel import LOCAL_SOCKETS
 from deeprec_spark.runtime.errors import ConnectionLostError
-from deeprec_spark.runtime.frames import FrameError, OversizeError, receive_body, receive_head, send_frame
+from deeprec_spark.runtime.frames import OversizeError, receive_body, receive_head, send_frame
 from deeprec_spark.runtime.handshake import welcome
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, decode, encode_parts
-from deeprec_spark.runtime.stream import ClosedError, Stream
+from deeprec_spark.runtime.stream import Stream
 from deeprec_spark.runtime.transport import TlsOptions, join_address
 
 logger = logging.getLogger(__name__)
@@ -142,7 +144,13 @@ class ChannelServer:
                 target=self._run, args=(served, None if local else self._context), name="channel", daemon=True
             )
             self._threads[thread] = served
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # there can be no more threads
+            logger.warning("A connection could not be taken: %s", error)
+            served.stream.close()
+            with self._lock:
+                del self._threads[thread]
 
     def _run(self, served: _Served, context: ssl.SSLContext | None) -> None:
         try:
@@ -154,7 +162,7 @@ class ChannelServer:
             served.known = True
             while self._answer_one(served):
                 pass
-        except (ClosedError, FrameError, TimeoutError, OSError) as error:
+        except OSError as error:  # those of stream and frames among them
             logger.debug("A connection ended: %s", error)
         finally:
             served.stream.close()
@@ -165,26 +173,26 @@ class ChannelServer:
         """Receive a request and answer it; False once the server stops."""
         stream = served.stream
         method, size = receive_head(stream, None)
-        deadline = time.monotonic() + TRANSFER_SECONDS
-        answer: Message
         try:
-            body = receive_body(stream, size, self._max_bytes, deadline)
-            if not self._enter(served):
-                return False
-            answer = handler_of(self._handlers, method)(decode(body, max_bytes=self._max_bytes))
-            del body
+            body = receive_body(stream, size, self._max_bytes, time.monotonic() + TRANSFER_SECONDS)
         except OversizeError as error:
             answer = Message({"error": {"type": "ValueError", "message": str(error)}})
-        except (ClosedError, FrameError):
-            raise
-        except Exception as error:  # every error must reach the caller, and the server must go on
-            answer = error_message(method, error)
+        else:
+            if not self._enter(served):
+                return False
+            answer = self._handle(method, body)
         try:
             parts, size = encode_parts(answer, max_bytes=self._max_bytes)
         except ValueError as error:  # too large
             parts, size = encode_parts(error_message(method, error))
         send_frame(stream, "", parts, size, time.monotonic() + TRANSFER_SECONDS)
         return self._leave(served)
+
+    def _handle(self, method: str, body: pa.Buffer) -> Message:
+        try:
+            return handler_of(self._handlers, method)(decode(body, max_bytes=self._max_bytes))
+        except Exception as error:  # every error must reach the caller, and the server must go on
+            return error_message(method, error)
 
     def _enter(self, served: _Served) -> bool:
         with self._lock:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.stream import Stream
 
 HEAD_BYTES = 64
@@ -20,6 +19,8 @@ METHOD_BYTES = 48
 _HEAD = struct.Struct("<4s4xQ48s")
 _MAGIC = b"DRF1"
 _DRAIN_BYTES = 1 << 20
+_MAX_SIZE = 1 << 31
+"""What may be announced; whatever is above the receiver's own limit, but below this, is received and dropped."""
 
 
 class FrameError(ConnectionError):
@@ -51,7 +52,7 @@ def receive_head(stream: Stream, deadline: float | None) -> tuple[str, int]:
     head = bytearray(HEAD_BYTES)
     stream.receive(memoryview(head), deadline)
     magic, size, name = _HEAD.unpack(head)
-    if magic != _MAGIC or size > MAX_MESSAGE_BYTES:
+    if magic != _MAGIC or size > _MAX_SIZE:
         raise FrameError(f"Not a frame. Received: magic={magic!r}, size={size}")
     return name.rstrip(b"\0").decode(errors="replace"), size
 
@@ -70,6 +71,7 @@ def receive_body(stream: Stream, size: int, max_bytes: int, deadline: float | No
             f"A message may have {max_bytes} bytes (cluster.max_message_mb). Received: {size} bytes"
         )
     buffer: Any = pa.allocate_buffer(size)
+    into: Any = np.frombuffer(buffer, np.uint8)
     if size:
-        stream.receive(memoryview(np.frombuffer(buffer, np.uint8)).cast("B"), deadline)
+        stream.receive(memoryview(into), deadline)
     return buffer

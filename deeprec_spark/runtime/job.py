@@ -12,6 +12,7 @@ from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import Mode, Placement, check_topology, describe_rank, server_ranks
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
+from deeprec_spark.runtime.store_messages import WireType
 from deeprec_spark.runtime.transport import TlsOptions
 
 _SIZES = struct.Struct("<QQ")
@@ -30,6 +31,7 @@ class NodeSettings:
         sync_timeout: seconds that ranks wait for each other in a synchronous step.
         stop_grace: seconds that a worker deep in a step has to end after the job; then it is killed.
         max_message_bytes: larger messages are refused.
+        wire_dtype: what rows and gradients are between workers and servers.
         environment: variables added to the node's.
         semi_sync: how far workers may drift apart; see SemiSyncOptions.
     """
@@ -48,6 +50,7 @@ class NodeSettings:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     placement: Placement = "separate"
     semi_sync: SemiSyncOptions | None = None
+    wire_dtype: WireType = "float32"
 
     def __post_init__(self) -> None:
         check_topology(self.num_ps, self.num_workers, self.mode, self.placement)

@@ -18,6 +18,7 @@ from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import Mode, Placement
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.slots import check_slots, is_connect
+from deeprec_spark.runtime.store_messages import WireType
 from deeprec_spark.runtime.transport import TlsOptions
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class LaunchOptions:
         worker_entry: `package.module:function`, importable on the executors, called with a WorkerContext.
         worker_payload: bytes for it; they travel in Spark's closure, not over the network calls of this package.
         env: variables added to the environment of every node.
-        servers_timeout, sync_timeout, max_message_bytes, semi_sync: see NodeSettings.
+        servers_timeout, sync_timeout, max_message_bytes, semi_sync, wire_dtype: see NodeSettings.
     """
 
     num_ps: int
@@ -56,6 +57,7 @@ class LaunchOptions:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     placement: Placement = "separate"
     semi_sync: SemiSyncOptions | None = None
+    wire_dtype: WireType = "float32"
 
     @classmethod
     def of(
@@ -66,6 +68,7 @@ class LaunchOptions:
         env: Mapping[str, str] | None = None,
         sync_timeout: float = 300.0,
         semi_sync: SemiSyncOptions | None = None,
+        wire_dtype: WireType = "float32",
     ) -> LaunchOptions:
         """The options that fit a coordinator."""
         common = coordinator.options
@@ -84,6 +87,7 @@ class LaunchOptions:
             max_message_bytes=common.max_message_bytes,
             placement=common.placement,
             semi_sync=semi_sync,
+            wire_dtype=wire_dtype,
         )
 
     def settings(self) -> NodeSettings:
@@ -102,6 +106,7 @@ class LaunchOptions:
             environment=dict(self.env),
             placement=self.placement,
             semi_sync=self.semi_sync,
+            wire_dtype=self.wire_dtype,
         )
 
 

@@ -137,6 +137,7 @@ class NodeProcess:
             tls=settings.tls,
             step_timeout=settings.sync_timeout + 30.0,
             max_message_bytes=settings.max_message_bytes,
+            wire_dtype=settings.wire_dtype,
             position=self._gate.position if settings.mode == "async" else None,
         )
         shard, number = self._shard, self._job.shard

@@ -30,6 +30,7 @@ from deeprec_spark.runtime.placement import split_dense, split_keys
 from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
 from deeprec_spark.runtime.store_messages import (
     Sender,
+    WireType,
     decode_pull_reply,
     encode_pull,
     encode_push,
@@ -57,6 +58,7 @@ class RemoteStoreOptions:
         retry_seconds: how long a lost connection is tried again before the error is raised.
         max_message_bytes: larger requests are not sent, larger answers refused.
         local_sockets: whether to go over Unix sockets to servers on this host.
+        wire_dtype: what rows and gradients are on the wire; "bfloat16" halves them, and rounds to 8 bits of precision.
         position: where the worker is in the data once its running step is done; every push tells it.
     """
 
@@ -69,6 +71,7 @@ class RemoteStoreOptions:
     retry_seconds: float = 10.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
     local_sockets: bool = LOCAL_SOCKETS
+    wire_dtype: WireType = "float32"
     position: Callable[[], Mapping[str, Any]] | None = None
 
 
@@ -126,18 +129,12 @@ class RemoteStore:
         """Read the rows and dense parameters of one step."""
         if request.train:
             self._pulls += 1
-        sender = self._sender(self._pulls)
+        sender, wire = self._sender(self._pulls), self._options.wire_dtype
         if len(self._connections) == 1:
-            reply = decode_pull_reply(self._parallel("pull", [encode_pull(sender, request)])[0])
-            return PullReply(
-                {table: _aligned([rows]) for table, rows in reply.rows.items()},
-                dense=None if reply.dense is None else _aligned([reply.dense]),
-                state=None if reply.state is None else _aligned([reply.state]),
-                step=reply.step,
-            )
+            return decode_pull_reply(self._parallel("pull", [encode_pull(sender, request, wire)])[0])
         tables = list(request.keys)
         positions = split_keys([request.keys[table].keys for table in tables], len(self._connections))
-        messages = [encode_pull(sender, _part_of(request, tables, places)) for places in positions]
+        messages = [encode_pull(sender, _part_of(request, tables, places), wire) for places in positions]
         replies = [decode_pull_reply(message) for message in self._parallel("pull", messages)]
         return PullReply(
             {table: _merge_rows(replies, table, index, positions) for index, table in enumerate(tables)},
@@ -151,7 +148,10 @@ class RemoteStore:
         self._pushes += 1
         sender = self._sender(self._pushes)
         position = None if self._options.position is None else self._options.position()
-        messages = [encode_push(sender, part, position) for part in self._push_parts(request)]
+        messages = [
+            encode_push(sender, part, position, self._options.wire_dtype)
+            for part in self._push_parts(request)
+        ]
         return max(int(answer.header["step"]) for answer in self._parallel("push", messages))
 
     def ask_first(self, method: str, header: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from deeprec_spark.runtime.store_messages import (
     encode_pull_reply,
     file_to_dict,
     spec_from_dict,
+    wire_of,
 )
 from deeprec_spark.runtime.synchronous import merge_pulls, merge_pushes
 
@@ -161,18 +162,17 @@ class ParameterServer:
         return Message()
 
     def _pull(self, message: Message) -> Message:
-        request = decode_pull(message)
+        request, wire = decode_pull(message), wire_of(message)
         tables = list(request.keys)
         if request.train and self._synchronous:
             sender = Sender.of(message)
             self._store.check(request)
-            return encode_pull_reply(
-                self._pull_gather.exchange(sender.rank, sender.sequence, request), tables
-            )
+            reply = self._pull_gather.exchange(sender.rank, sender.sequence, request)
+            return encode_pull_reply(reply, tables, wire)
         if request.train and not self._is_new(self._pulls, message):
             # The rows were made and counted when it came first; only its answer was lost.
             request = replace(request, train=False)
-        return encode_pull_reply(self._store.pull(request), tables)
+        return encode_pull_reply(self._store.pull(request), tables, wire)
 
     def _pull_together(self, requests: Mapping[int, PullRequest]) -> dict[int, PullReply]:
         merged = merge_pulls(requests)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deeprec_spark.runtime.calls import Handler
 from deeprec_spark.runtime.errors import StaleNodeError
 from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.options import describe_rank
 from deeprec_spark.runtime.pace import Pace
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions, SemiSyncReport
 from deeprec_spark.runtime.store_messages import Sender
-from deeprec_spark.runtime.transport import Handler
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,8 @@
 """Pulls, pushes and table specs as messages.
 
-All tables of a request travel in a few arrays: keys one after another, rows flat, and the lengths by table.
+All tables of a request travel in a few arrays: keys one after another, rows flat, and the lengths by table. Rows of a
+table begin where those of the one before end, so that tables of one width can be used as one array; where the width
+changes, they begin at a multiple of 64 bytes. Rows and gradients are float32, or bfloat16 if the worker so asks.
 """
 
 from __future__ import annotations
@@ -8,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+import deeprec_spark.embedding._core as _core
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.options import EmbeddingVariableOption
 from deeprec_spark.embedding.store import (
@@ -28,7 +31,13 @@ from deeprec_spark.runtime.messages import Message
 
 Array = npt.NDArray[Any]
 
+WireType = Literal["float32", "bfloat16"]
+"""What rows and gradients are on the wire; dense parameters always are float32."""
+
+WIRE_TYPES: tuple[WireType, ...] = ("float32", "bfloat16")
+
 _MAX_COUNT = 1 << 48
+_ALIGNED_FLOATS = 16
 _MAX_RATE = 1e30
 
 
@@ -57,8 +66,8 @@ class Sender:
         return cls(rank, incarnation, sequence)
 
 
-def encode_pull(sender: Sender, request: PullRequest) -> Message:
-    """A pull; see `decode_pull`."""
+def encode_pull(sender: Sender, request: PullRequest, wire: WireType = "float32") -> Message:
+    """A pull whose rows are to come as `wire`; see `decode_pull`."""
     tables = list(request.keys)
     parts = [request.keys[table] for table in tables]
     header = {
@@ -67,6 +76,7 @@ def encode_pull(sender: Sender, request: PullRequest) -> Message:
         "train": request.train,
         "dense": request.dense,
         "unknown": request.unknown,
+        "wire": wire,
     }
     arrays = {
         "lengths": np.array([len(part.keys) for part in parts], dtype=np.int64),
@@ -97,12 +107,25 @@ def decode_pull(message: Message) -> PullRequest:
     )
 
 
-def encode_pull_reply(reply: PullReply, tables: Sequence[str]) -> Message:
+def wire_of(message: Message) -> WireType:
+    """How the sender of a pull wants its rows; a ValueError if it does not say."""
+    wire = message.header.get("wire")
+    if wire not in WIRE_TYPES:
+        raise ValueError(f"A pull says how rows are sent. Received: wire={str(wire)[:100]}")
+    return "bfloat16" if wire == "bfloat16" else "float32"
+
+
+def encode_pull_reply(reply: PullReply, tables: Sequence[str], wire: WireType = "float32") -> Message:
     """A reply with the rows of these tables, in this order."""
     parts = [reply.rows[table] for table in tables]
-    arrays: dict[str, Array | Sequence[Array]] = {
-        "rows": _joined([np.ascontiguousarray(part).reshape(-1) for part in parts], np.float32)
-    }
+    flat: list[Array] = []
+    end = 0
+    for part, start in zip(parts, _row_starts([part.shape for part in parts]), strict=True):
+        if start > end:
+            flat.append(np.zeros(start - end, np.float32))
+        flat.append(np.ascontiguousarray(part).reshape(-1))
+        end = start + part.size
+    arrays: dict[str, Array | Sequence[Array]] = {"rows": _on_wire(flat, wire)}
     if reply.dense is not None:
         arrays["dense"] = reply.dense
     if reply.state is not None:
@@ -112,13 +135,12 @@ def encode_pull_reply(reply: PullReply, tables: Sequence[str]) -> Message:
 
 
 def decode_pull_reply(message: Message) -> PullReply:
-    """The reply that `encode_pull_reply` made; its arrays are read-only views."""
-    rows = message.array("rows", np.float32)
+    """The reply that `encode_pull_reply` made; its arrays are views of the message where nothing had to be widened."""
+    rows = _from_wire(message, "rows")
     found: dict[str, npt.NDArray[np.float32]] = {}
-    at = 0
-    for table, (count, dim) in zip(message.header["tables"], message.header["shapes"], strict=True):
+    tables, shapes = message.header["tables"], message.header["shapes"]
+    for table, (count, dim), at in zip(tables, shapes, _row_starts(shapes), strict=True):
         found[table] = rows[at : at + count * dim].reshape(count, dim)
-        at += count * dim
     return PullReply(
         found,
         dense=_optional(message, "dense"),
@@ -127,7 +149,12 @@ def decode_pull_reply(message: Message) -> PullReply:
     )
 
 
-def encode_push(sender: Sender, request: PushRequest, position: Mapping[str, Any] | None = None) -> Message:
+def encode_push(
+    sender: Sender,
+    request: PushRequest,
+    position: Mapping[str, Any] | None = None,
+    wire: WireType = "float32",
+) -> Message:
     """A push; see `decode_push`. `position` says where its worker is in the data once it is applied."""
     tables = list(request.gradients)
     parts = [request.gradients[table] for table in tables]
@@ -144,7 +171,7 @@ def encode_push(sender: Sender, request: PushRequest, position: Mapping[str, Any
     arrays: dict[str, Array | Sequence[Array]] = {
         "lengths": np.array([len(part.keys) for part in parts], dtype=np.int64),
         "keys": _joined([part.keys for part in parts], np.int64),
-        "gradients": _joined([np.ascontiguousarray(part.gradient).reshape(-1) for part in parts], np.float32),
+        "gradients": _on_wire([np.ascontiguousarray(part.gradient).reshape(-1) for part in parts], wire),
     }
     if request.dense_gradient is not None:
         arrays["dense_gradient"] = request.dense_gradient
@@ -163,7 +190,7 @@ def decode_push(message: Message) -> PushRequest:
         or not all(type(d) is int and d > 0 for d in dims)
     ):
         raise ValueError(f"A push needs the dimension of each table. Received: dims={str(dims)[:100]}")
-    keys, flat = message.array("keys", np.int64), message.array("gradients", np.float32)
+    keys, flat = message.array("keys", np.int64), _from_wire(message, "gradients")
     _check_total("keys", keys, bounds[-1])
     sizes = [(end - begin) * dim for begin, end, dim in zip(bounds, bounds[1:], dims, strict=False)]
     _check_total("gradients", flat, sum(sizes))
@@ -231,6 +258,32 @@ def _joined(parts: Sequence[Array], dtype: npt.DTypeLike) -> Array | Sequence[Ar
     if not parts:
         return np.empty(0, dtype=dtype)
     return [np.asarray(part, dtype=dtype) for part in parts]
+
+
+def _row_starts(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """Where the rows of each table begin in the flat array, by their shapes."""
+    starts: list[int] = []
+    end, width = 0, 0
+    for count, dim in shapes:
+        if dim != width:
+            end = -(-end // _ALIGNED_FLOATS) * _ALIGNED_FLOATS
+        starts.append(end)
+        end, width = end + count * dim, dim
+    return starts
+
+
+def _on_wire(parts: Sequence[Array], wire: WireType) -> Array | Sequence[Array]:
+    if wire == "bfloat16":
+        return _core.to_bfloat16([np.asarray(part, np.float32) for part in parts])
+    return _joined(parts, np.float32)
+
+
+def _from_wire(message: Message, name: str) -> npt.NDArray[np.float32]:
+    """An array of float32 or bfloat16 as float32."""
+    array = message.arrays.get(name)
+    if isinstance(array, np.ndarray) and array.dtype == np.uint16:
+        return _core.from_bfloat16(message.array(name, np.uint16))
+    return message.array(name, np.float32)
 
 
 def _tables(message: Message) -> tuple[list[str], list[int]]:

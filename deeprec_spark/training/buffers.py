@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,10 +45,27 @@ def as_array(tensor: Any) -> npt.NDArray[Any]:
 def concatenate(
     arrays: Sequence[npt.NDArray[Any]], tail: tuple[int, ...], dtype: npt.DTypeLike
 ) -> npt.NDArray[Any]:
-    """The arrays one after the other, aligned; the array itself, uncopied, if there is one aligned one."""
-    if len(arrays) == 1 and arrays[0].dtype == dtype and arrays[0].ctypes.data % ALIGNMENT == 0:
-        return arrays[0]
+    """The arrays one after the other, aligned; uncopied, if they lie so already."""
+    filled = [array for array in arrays if array.size]
+    if filled and filled[0].ctypes.data % ALIGNMENT == 0 and _adjoin(filled, dtype):
+        length = sum(len(array) for array in filled)
+        return np.lib.stride_tricks.as_strided(
+            filled[0].reshape(-1), (length * math.prod(tail),), (np.dtype(dtype).itemsize,)
+        ).reshape(length, *tail)
     result = aligned_empty((sum(len(array) for array in arrays), *tail), dtype)
     if arrays:
         np.concatenate(arrays, out=result)
     return result
+
+
+def _adjoin(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> bool:
+    """Whether these are contiguous and lie one after the other in the memory of one owner, which each keeps alive."""
+    owner = arrays[0].base
+    end = arrays[0].ctypes.data
+    for array in arrays:
+        if array.dtype != dtype or not array.flags.c_contiguous:
+            return False
+        if len(arrays) > 1 and (owner is None or array.base is not owner or array.ctypes.data != end):
+            return False
+        end += array.nbytes
+    return True

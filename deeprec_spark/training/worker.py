@@ -158,6 +158,7 @@ class Worker:
         pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate, pace), meter.clock)
         for step in pipeline.train((step.batch, step) for step in work):
             meter.count(pace.used(step.batch.size))
+            meter.stale_pulls = pipeline.stale_pulls
             self._complete(step)
             for item in step.finished:
                 gate.forget(item.index)
@@ -316,6 +317,7 @@ class _Meter:
         self._next_report = self._started + PROGRESS_SECONDS
         self.steps = 0
         self.samples = 0
+        self.stale_pulls = 0
 
     def count(self, samples: int) -> None:
         self.steps += 1
@@ -334,6 +336,7 @@ class _Meter:
         return {
             "steps": self.steps,
             "samples": self.samples,
+            "stale_pulls": self.stale_pulls,
             "seconds": time.monotonic() - self._started,
             "stages": dict(self.clock.seconds),
             "incarnation": self._client.incarnation,

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "bfloat16.h"
 #include "hashing.h"
 #include "optimizer.h"
 #include "system_libraries.h"
@@ -97,6 +98,32 @@ py::array_t<int32_t> Buckets(const Keys64& keys) {
   return result;
 }
 
+// All parts one after another.
+py::array_t<uint16_t> NarrowFloats(const std::vector<Floats>& parts) {
+  py::ssize_t total = 0;
+  for (const Floats& part : parts) total += part.size();
+  auto result = NewArray<uint16_t>({total});
+  uint16_t* out = result.mutable_data();
+  std::vector<std::pair<const float*, size_t>> spans;
+  for (const Floats& part : parts) spans.emplace_back(part.data(), static_cast<size_t>(part.size()));
+  GilRelease release;
+  for (const auto& [values, n] : spans) {
+    ToBfloat16(values, n, out);
+    out += n;
+  }
+  return result;
+}
+
+py::array_t<float> WidenFloats(const Array<uint16_t>& values) {
+  auto result = NewArray<float>({values.size()});
+  const uint16_t* from = values.data();
+  float* to = result.mutable_data();
+  const size_t n = static_cast<size_t>(values.size());
+  GilRelease release;
+  FromBfloat16(from, n, to);
+  return result;
+}
+
 // Values i lies in data[offsets[i] .. offsets[i + 1]).
 py::array_t<int64_t> Fingerprints(const Array<uint8_t>& data, const Keys64& offsets) {
   Require(offsets.ndim() == 1 && offsets.size() >= 1, "offsets must have one more element than there are values.");
@@ -155,6 +182,8 @@ PYBIND11_MODULE(_core, module) {
   module.def("bucket", &Buckets, py::arg("keys").noconvert());
   module.def("fingerprint64", &Fingerprints, py::arg("data").noconvert(), py::arg("offsets").noconvert());
   module.def("unique_many", &UniqueKeys, py::arg("batches"));
+  module.def("to_bfloat16", &NarrowFloats, py::arg("parts"));
+  module.def("from_bfloat16", &WidenFloats, py::arg("values").noconvert());
   module.def("pull", &PullTables, py::arg("tables"), py::arg("keys"), py::arg("counts"), py::arg("train"));
   module.def("push", &PushTables, py::arg("tables"), py::arg("keys"), py::arg("gradients"), py::arg("step"),
              py::arg("learning_rate"), py::arg("now"));
