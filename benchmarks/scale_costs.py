@@ -102,8 +102,12 @@ def costs_of(observations: Sequence[Observation]) -> dict[int, Costs]:
     rows = {batch: one[batch].rows for batch in (SMALL, LARGE)}
     client_row = _slope(client, rows)
     server_row = _slope({batch: one[batch].server_seconds for batch in (SMALL, LARGE)}, rows)
-    # A second server means two more messages in a step.
-    client_request = max(0.0, client[LARGE] - client_row * rows[LARGE]) / 2
+    # One server means two messages in a step, a second one two more: least squares of both runs.
+    beside = steps[LARGE].compute + steps[LARGE].prepare + client_row * rows[LARGE]
+    messages = [(2, one[LARGE].worker_seconds - beside), (4, two.worker_seconds - beside)]
+    client_request = max(0.0, sum(count * used for count, used in messages)) / sum(
+        count * count for count, _ in messages
+    )
     server_request = max(0.0, two.server_seconds - one[LARGE].server_seconds) / 2
     fixed = one[LARGE].server_seconds - server_row * rows[LARGE]
     shared: dict[str, Any] = {
