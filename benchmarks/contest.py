@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,9 +83,12 @@ class Contest:
             play = self._fresh
             processes: dict[str, tuple[PeerProcess, float]] = {}
             if not self._options.fresh:
+                # Called after the pool has ended: whoever was started but not asked yet must not stay behind, stopped.
+                starts: dict[str, Future[PeerProcess]] = {}
+                stack.callback(_end_all, starts)
                 # Imports, virtual machines and clusters start at the same time: much of it is waiting.
                 pool = stack.enter_context(ThreadPoolExecutor(len(measured)))
-                starts = {result.peer.name: pool.submit(self._start, result) for result in measured}
+                starts.update((result.peer.name, pool.submit(self._start, result)) for result in measured)
 
                 def enter(result: Measurement) -> Measurement:
                     process = stack.enter_context(starts[result.peer.name].result())
@@ -176,3 +179,10 @@ class Contest:
         steps = max(4, math.ceil(seconds * rate / self._batch))
         reply = process.ask({"steps": steps})
         return reply["steps"] * self._batch / reply["seconds"], reply["loss"]
+
+
+def _end_all(starts: Mapping[str, Future[PeerProcess]]) -> None:
+    for start in starts.values():
+        if not start.cancelled() and start.exception() is None:
+            start.result().kill()
+            start.result().close()
