@@ -16,6 +16,7 @@ from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions, Mode, Placement, check_topology
 from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
+from deeprec_spark.runtime.processors import ExecutorPolicy, check_policy, cores_per_node, node_environment
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.store_messages import WireType
 from deeprec_spark.runtime.transport import TlsOptions
@@ -45,9 +46,11 @@ class ClusterOptions:
     placement: Placement = "separate"
     semi_sync: SemiSyncOptions | None = None
     wire_dtype: WireType = "float32"
+    executor_policy: ExecutorPolicy = "default"
 
     def __post_init__(self) -> None:
         check_topology(self.num_ps, self.num_workers, self.mode, self.placement)
+        check_policy(self.executor_policy)
         if self.semi_sync is not None:
             self.semi_sync.check(self.mode, self.num_workers)
 
@@ -87,7 +90,7 @@ class TrainingCluster:
                 coordinator,
                 ENTRY,
                 self._job.to_bytes(),
-                env=_node_environment(),
+                env=self._node_environment(),
                 semi_sync=options.semi_sync,
                 wire_dtype=options.wire_dtype,
             )
@@ -143,14 +146,18 @@ class TrainingCluster:
         running = self._running().running_workers()
         return running[0] if running else self.options.num_ps
 
+    def _node_environment(self) -> dict[str, str]:
+        """Beside the processors: TensorFlow's start-up notes are the same on every node, and would bury the log."""
+        nodes = self.options.num_ps + self.options.num_workers
+        policy = self.options.executor_policy
+        return {
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+            **node_environment(policy, cores_per_node(self._spark, nodes)),
+        }
+
     def _running(self) -> Coordinator:
         if self._coordinator is None:
             raise RuntimeError(
                 "Use the cluster as a context manager. Received: a cluster that was not entered"
             )
         return self._coordinator
-
-
-def _node_environment() -> dict[str, str]:
-    """TensorFlow's start-up notes are the same on every node: they would bury the log unless asked for."""
-    return {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}

@@ -22,7 +22,14 @@ from deeprec_spark.config_optimizers import (
     sparse_optimizer_problems,
     sparse_optimizers,
 )
-from deeprec_spark.config_sections import PipelineSection, Section, TlsSection, TracingSection, unknown_key
+from deeprec_spark.config_sections import (
+    DenseStepSection,
+    PipelineSection,
+    Section,
+    TlsSection,
+    TracingSection,
+    unknown_key,
+)
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.quiet import import_tensorflow
@@ -75,6 +82,12 @@ class FeaturesSection(Section):
 
     history_length: int = Field(
         0, ge=0, description="MovieLens: last items of the user as a sequence; 0: none."
+    )
+    group_by: list[str] | None = Field(
+        None, description="Columns whose equal values make a group of samples, as [user]; null: flat data."
+    )
+    group_features: list[str] | None = Field(
+        None, description="Features stored and looked up once for a group; null: those of the user."
     )
 
 
@@ -196,6 +209,7 @@ class TrainingSection(Section):
         None, description="Folder on each host for copies of remote data files; null: read them remotely."
     )
     cache_mb: PositiveInt = Field(10_240, description="Room for the copies of a host.")
+    dense_step: DenseStepSection = DenseStepSection()
     warm_start: WarmStartSection | None = Field(None, description="Begin with weights of another checkpoint.")
     checkpoints: CheckpointsSection = CheckpointsSection()
     restarts: RestartsSection = RestartsSection()
@@ -288,6 +302,10 @@ class ClusterSection(Section):
         description="Parameter servers beside the workers, or (num_ps: 0) a shard of the tables in each worker.",
     )
     semi_sync: SemiSyncSection | None = Field(None, description="Something between async and sync.")
+    executor_policy: Literal["default", "pinned", "inline"] = Field(
+        "default",
+        description="Threads and CPUs of a node: all that it may use, CPUs of its own, or operations one by one.",
+    )
     tls: TlsSection | None = Field(None, description="Certificates; without them calls are not encrypted.")
     max_message_mb: int = Field(
         1024, ge=1, le=2047, description="Larger messages are refused: a step's rows, a worker's result."

@@ -13,6 +13,7 @@ from deeprec_spark.redaction import redact
 if TYPE_CHECKING:
     from deeprec_spark.runtime.transport import TlsOptions
     from deeprec_spark.tracing import TracingOptions
+    from deeprec_spark.training.options import DenseStepOptions
     from deeprec_spark.training.pipeline import PipelineOptions
 
 
@@ -74,6 +75,21 @@ class PipelineSection(Section):
         from deeprec_spark.training.pipeline import PipelineOptions
 
         return PipelineOptions(**self.model_dump())
+
+
+class DenseStepSection(Section):
+    """How TensorFlow computes the dense part of a step."""
+
+    xla: bool = Field(False, description="Compile it with XLA, for batches of shapes that come again.")
+    micro_batch: int | None = Field(
+        None, ge=1, description="Compute a batch in parts of at most so many samples; null: in one."
+    )
+
+    def make_options(self) -> DenseStepOptions:
+        """The section as the Estimator takes it."""
+        from deeprec_spark.training.options import DenseStepOptions
+
+        return DenseStepOptions(**self.model_dump())
 
 
 def unknown_key(path: str, key: str, value: object, known: Sequence[str]) -> str:

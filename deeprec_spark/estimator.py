@@ -23,6 +23,7 @@ from deeprec_spark.fitting import FitLoop, FitOptions, FitStatistics
 from deeprec_spark.layers import tables
 from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.options import DeadlineOptions, Mode, Placement
+from deeprec_spark.runtime.processors import ExecutorPolicy
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.slots import check_slots
 from deeprec_spark.runtime.store_messages import WireType
@@ -33,7 +34,7 @@ from deeprec_spark.staging import DataColumns, StagedData, Staging, as_dataframe
 from deeprec_spark.tracing import FitObserver, FitReport, TracingOptions
 from deeprec_spark.training import optimizers
 from deeprec_spark.training.driver_model import DriverModel, label_kinds
-from deeprec_spark.training.options import TrainerOptions
+from deeprec_spark.training.options import DenseStepOptions, TrainerOptions
 from deeprec_spark.training.pipeline import PipelineOptions
 from deeprec_spark.training.worker import WorkerJob
 
@@ -77,6 +78,8 @@ class Estimator:
         pipeline: PipelineOptions | None = None,
         wire_dtype: WireType = "float32",
         deadlines: DeadlineOptions | None = None,
+        dense_step: DenseStepOptions | None = None,
+        executor_policy: ExecutorPolicy = "default",
         backend: Literal["spark"] = "spark",
         spark: SparkSession | None = None,
     ) -> KerasEstimator:
@@ -89,7 +92,8 @@ class Estimator:
             spark: the session to train on; None takes the active one or makes one.
             num_ps, num_workers, workers_per_node, mode, placement, semi_sync, sparse_optimizer, model_dir,
                 feature_spec, seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, cache_dir,
-                cache_mb, log_to_driver, tls, max_message_mb, pipeline, wire_dtype, deadlines: see EstimatorOptions.
+                cache_mb, log_to_driver, tls, max_message_mb, pipeline, wire_dtype, deadlines, dense_step,
+                executor_policy: see EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
@@ -124,6 +128,8 @@ class Estimator:
             pipeline=pipeline,
             wire_dtype=wire_dtype,
             deadlines=deadlines or DeadlineOptions(),
+            dense_step=dense_step or DenseStepOptions(),
+            executor_policy=executor_policy,
         )
         return KerasEstimator(model_creator, config or {}, options, spark or current_session())
 
@@ -469,6 +475,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             class_weight=class_weight,
             deterministic=self.options.mode == "sync",
             seed=self.options.seed,
+            dense_step=self.options.dense_step,
         )
 
     def _inference_model(self, directory: str, spec: FeatureSpec | None) -> inference.InferenceModel:

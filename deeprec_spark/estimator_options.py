@@ -12,11 +12,13 @@ from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.options import DeadlineOptions, Mode, Placement
+from deeprec_spark.runtime.processors import ExecutorPolicy, check_policy
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.store_messages import WIRE_TYPES, WireType
 from deeprec_spark.runtime.transport import TlsOptions
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.tracing import TracingOptions
+from deeprec_spark.training.options import DenseStepOptions
 from deeprec_spark.training.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class EstimatorOptions:
         pipeline: how far stages of later steps run ahead; None is depth 2, and with servers in async mode also
             `max_staleness=1`: a worker pulls the rows of its next step before it has pushed its last one.
         wire_dtype: what rows and gradients are on the network, "float32" or "bfloat16"; dense parameters are float32.
+        dense_step: how TensorFlow computes the dense part of a step: XLA, micro batches.
+        executor_policy: threads and CPUs of the nodes: "default", "pinned" or "inline" (docs/performance.md).
         deadlines: after what time a node or a driver that does not answer is taken for lost.
     """
 
@@ -81,12 +85,15 @@ class EstimatorOptions:
     pipeline: PipelineOptions | None = None
     wire_dtype: WireType = "float32"
     deadlines: DeadlineOptions = field(default_factory=DeadlineOptions)
+    dense_step: DenseStepOptions = field(default_factory=DenseStepOptions)
+    executor_policy: ExecutorPolicy = "default"
 
     def __post_init__(self) -> None:
         if self.cache_mb < 1:
             raise ValueError(f"cache_mb must be at least 1. Received: cache_mb={self.cache_mb}")
         if self.cache_dir is not None:
             CacheOptions(self.cache_dir)
+        check_policy(self.executor_policy)
         if self.shuffle_rows < 0:
             raise ValueError(f"shuffle_rows must not be negative. Received: shuffle_rows={self.shuffle_rows}")
         if not 1 <= self.max_message_mb <= 2047:
@@ -130,6 +137,7 @@ class EstimatorOptions:
             max_message_bytes=self.max_message_mb << 20,
             wire_dtype=self.wire_dtype,
             deadlines=self.deadlines,
+            executor_policy=self.executor_policy,
         )
 
     def _num_workers(self, spark: SparkSession) -> int:

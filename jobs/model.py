@@ -85,5 +85,7 @@ def make_estimator(spark: SparkSession, config: JobConfig, spec: FeatureSpec) ->
         pipeline=None if config.training.pipeline is None else config.training.pipeline.make_options(),
         wire_dtype=config.cluster.wire_dtype,
         deadlines=config.cluster.deadlines.make_options(),
+        dense_step=config.training.dense_step.make_options(),
+        executor_policy=config.cluster.executor_policy,
         spark=spark,
     )

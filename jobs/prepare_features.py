@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from deeprec_spark.config import JobConfig
 from deeprec_spark.jobs import common
+from deeprec_spark.jobs.model import load_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +33,8 @@ def prepare(spark: SparkSession, config: JobConfig) -> common.Result:
             test_fraction=data.test_fraction,
             max_malformed=data.max_malformed,
             history_length=config.features.history_length,
+            group_by=config.features.group_by,
+            group_features=config.features.group_features,
         )
     else:
         from deeprec_spark.features.criteo import prepare_criteo
@@ -45,8 +48,13 @@ def prepare(spark: SparkSession, config: JobConfig) -> common.Result:
             test_fraction=data.test_fraction,
             max_malformed=data.max_malformed,
             keep=["probability"] if synthetic else [],
+            group_by=config.features.group_by,
+            group_features=config.features.group_features,
         )
-    rows = {part: ParquetDataset.scan(f"{data.prepared}/{part}").num_rows for part in ("train", "test")}
+    column = load_spec(data.prepared).sample_column
+    rows = {
+        part: ParquetDataset.scan(f"{data.prepared}/{part}", column).num_samples for part in ("train", "test")
+    }
     logger.info("Prepared %d training and %d test rows in %s", rows["train"], rows["test"], data.prepared)
     return {
         "job": "prepare",

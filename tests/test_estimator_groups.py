@@ -15,6 +15,7 @@ from deeprec_spark.estimator import Estimator, KerasEstimator
 from deeprec_spark.features.infer import infer_spec
 from deeprec_spark.features.prepare import prepare_dataframe
 from deeprec_spark.features.spec import FeatureSpec
+from deeprec_spark.training.options import DenseStepOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,8 +27,8 @@ ROWS, USERS = 600, 30
 
 def creator(config: dict[str, Any]) -> keras.Model:
     spec = FeatureSpec.model_validate_json(config["spec"])
-    model = models.create("dlrm", spec, embedding_dim=4, bottom_units=[8], top_units=[8], seed=2)
-    model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+    model = models.create("wdl", spec, embedding_dim=4, hidden_units=[8], seed=2)
+    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
     return model
 
 
@@ -115,3 +116,32 @@ def test_an_exported_model_takes_rows_and_groups(
         group_index=tf.zeros(len(mine), tf.int32),
     )["prediction"]
     np.testing.assert_allclose(found, mine["prediction"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("async", {"num_ps": 1, "num_workers": 1, "executor_policy": "pinned"}),
+        ("sync", {"num_workers": 2, "placement": "colocated", "executor_policy": "inline"}),
+    ],
+)
+def test_servers_and_workers_train_on_groups(
+    stored: str, spec: FeatureSpec, tmp_path: Path, spark: SparkSession, mode: Any, options: dict[str, Any]
+) -> None:
+    """Leases, shares of ranks and micro batches are of groups; rows and metrics of samples."""
+    estimator = Estimator.from_keras(
+        model_creator=creator,
+        config={"spec": spec.model_dump_json()},
+        model_dir=str(tmp_path / "model"),
+        spark=spark,
+        mode=mode,
+        dense_step=DenseStepOptions(micro_batch=30),
+        seed=3,
+        **options,
+    )
+    history = estimator.fit(stored, epochs=6, batch_size=4, label_cols=["click"], verbose=0)
+    assert estimator.statistics is not None
+    assert estimator.statistics.rows == 6 * ROWS
+    assert estimator.statistics.tables["user"]["rows"] == USERS
+    assert history["loss"][-1] < history["loss"][0]
+    assert estimator.evaluate(stored, verbose=0)["auc"] > 0.9

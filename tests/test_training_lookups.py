@@ -43,7 +43,7 @@ def test_every_id_finds_its_row_and_its_gradient(
             planned.append(LookupCall(table, WIDTHS[table], column=f"x{number}", padding_value=padding))
             columns[f"x{number}"] = array
     plan = LookupPlan(planned)
-    lookups = plan.collect(columns, recorded)
+    lookups = plan.collect([(columns, recorded)])[0]
 
     for table, unique in lookups.keys.items():
         seen = np.concatenate([e for e, call in zip(expected, planned, strict=True) if call.table == table])

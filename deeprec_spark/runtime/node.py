@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.store import EmbeddingStore
+from deeprec_spark.runtime import processors
 from deeprec_spark.runtime.backup import BackupStore
 from deeprec_spark.runtime.context import WorkerContext, load_entry
 from deeprec_spark.runtime.errors import JobEndedError, JobError
@@ -212,6 +213,7 @@ def main() -> int:
     stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
     job = NodeJob.read(stream)
     logging.basicConfig(level=logging.INFO, format=NODE_LOG_FORMAT, stream=sys.stderr)
+    processors.configure()
     node = NodeProcess(job)
     die_with_parent(stream, node.farewell)
     return node.run()

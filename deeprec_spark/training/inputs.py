@@ -131,6 +131,10 @@ class OutputBinding:
             for name, dtype in zip(self.labels, self._dtypes, strict=True)
         ]
 
+    def restore(self, outputs: Sequence[Any]) -> Any:
+        """Flattened outputs in the model's structure."""
+        return keras.tree.pack_sequence_as(self._struct, list(outputs))
+
     def pack(self, tensors: Sequence[Any]) -> Any:
         """Label tensors in the structure of the model's outputs."""
         if self._stacked:

@@ -75,33 +75,45 @@ class LookupPlan:
         """Whether the model computes any ids."""
         return any(call.column is None for call in self.calls)
 
-    def collect(self, columns: Mapping[str, npt.NDArray[Any]], recorded: Sequence[Int64Array]) -> Lookups:
-        """The distinct keys of a batch.
+    def collect(
+        self, parts: Sequence[tuple[Mapping[str, npt.NDArray[Any]], Sequence[Int64Array]]]
+    ) -> list[Lookups]:
+        """The distinct keys of a batch, and how each part of it spreads over them.
 
         Args:
-            columns: feature arrays by name.
-            recorded: int64 `[n]` outputs of the recording trace.
+            parts: of each part the feature arrays by name, and int64 `[n]` outputs of the recording trace.
         """
-        ids = [self._ids(call, columns, recorded) for call in self.calls]
+        ids = [[self._ids(call, columns, recorded) for call in self.calls] for columns, recorded in parts]
         names = [name for _, group in self.groups for name in group]
-        per_table = [[ids[position] for position in self.tables[name]] for name in names]
-        joined = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in per_table]
+        per_table = [[part[position] for part in ids for position in self.tables[name]] for name in names]
+        joined = [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in per_table]
         uniques = dict(zip(names, unique_many(joined), strict=True))
         keys = {name: UniqueKeys(unique, counts) for name, (unique, _, counts) in uniques.items()}
+        done = dict.fromkeys(names, 0)
+        return [self._spread(part, uniques, keys, done) for part in ids]
+
+    def _spread(
+        self,
+        ids: Sequence[Int64Array],
+        uniques: Mapping[str, tuple[Int64Array, npt.NDArray[Any], Int64Array]],
+        keys: Mapping[str, UniqueKeys],
+        done: dict[str, int],
+    ) -> Lookups:
+        """One part's numbers of rows; `done` counts the ids of each table that earlier parts have used."""
         inverse, sizes = [], []
         for _, group in self.groups:
-            total = sum(len(uniques[name][1]) for name in group)
-            numbers: npt.NDArray[np.int32] = aligned_empty((total,), np.int32)
+            lengths = [[len(ids[position]) for position in self.tables[name]] for name in group]
+            numbers: npt.NDArray[np.int32] = aligned_empty((sum(map(sum, lengths)),), np.int32)
             start = offset = 0
-            for name in group:
+            for name, of_calls in zip(group, lengths, strict=True):
                 unique, inverse_of_table, _ = uniques[name]
-                stop = start + len(inverse_of_table)
-                np.add(inverse_of_table, offset, out=numbers[start:stop])
+                first, count = done[name], sum(of_calls)
+                stop = start + count
+                np.add(inverse_of_table[first : first + count], offset, out=numbers[start:stop])
                 start, offset = stop, offset + len(unique)
+                done[name] = first + count
             inverse.append(numbers)
-            sizes.append(
-                np.array([len(ids[position]) for name in group for position in self.tables[name]], np.int32)
-            )
+            sizes.append(np.array([length for of_calls in lengths for length in of_calls], np.int32))
         return Lookups(keys, inverse, sizes)
 
     def empty(self) -> dict[str, UniqueKeys]:

@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deeprec_spark.embedding.optimizers import Optimizer
+
+
+@dataclass(frozen=True)
+class DenseStepOptions:
+    """How TensorFlow computes the dense part of a step.
+
+    Args:
+        xla: compile it with XLA, for batches that have as many samples and ids as an earlier one; others, such as the
+            last of an epoch, are computed without. Models with padded sequences, or ids that they compute, have no such
+            batches.
+        micro_batch: compute a batch in equal parts of at most so many samples, and add up their gradients: one update
+            with the gradients of the whole batch, in less memory. None: in one part. Layers that look at a batch as a
+            whole (BatchNormalization) see the parts.
+    """
+
+    xla: bool = False
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ValueError(
+                f"micro_batch must be None or at least 1. Received: micro_batch={self.micro_batch}"
+            )
 
 
 @dataclass(frozen=True)
@@ -19,6 +42,7 @@ class TrainerOptions:
         deterministic: make TensorFlow's ops deterministic and seed what the model draws at random.
         seed: that seed.
         check_finite: stop with a NonFiniteError before a loss or gradient that is NaN or infinite is applied.
+        dense_step: see DenseStepOptions.
     """
 
     sparse_optimizer: Optimizer | None = None
@@ -26,3 +50,4 @@ class TrainerOptions:
     deterministic: bool = False
     seed: int = 0
     check_finite: bool = True
+    dense_step: DenseStepOptions = field(default_factory=DenseStepOptions)

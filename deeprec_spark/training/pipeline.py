@@ -24,8 +24,9 @@ from deeprec_spark.tracing.stages import StageClock
 
 if TYPE_CHECKING:
     from deeprec_spark.embedding.store import PullReply
-    from deeprec_spark.training.programs import TrainResult
-    from deeprec_spark.training.trainer import PreparedBatch, Trainer
+    from deeprec_spark.training.prepared import PreparedBatch
+    from deeprec_spark.training.train_program import TrainResult
+    from deeprec_spark.training.trainer import Trainer
 
 Tag = TypeVar("Tag")
 Gated = TypeVar("Gated", contravariant=True)

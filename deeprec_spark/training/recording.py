@@ -70,10 +70,20 @@ class Recording:
                 )
         self.plan = LookupPlan(planned)
 
-    def lookups(self, arrays: Sequence[npt.NDArray[Any]], tensors: Sequence[Tensor]) -> Lookups:
-        """The distinct keys of a batch, given as arrays and as tensors in the order of the binding's columns."""
-        recorded = [as_array(ids) for ids in self._function(*tensors)] if self.plan.needs_recording else []
-        return self.plan.collect(dict(zip(self._binding.columns, arrays, strict=True)), recorded)
+    def lookups(self, parts: Sequence[tuple[Sequence[npt.NDArray[Any]], Sequence[Tensor]]]) -> list[Lookups]:
+        """The distinct keys of a batch and how its parts spread over them.
+
+        Args:
+            parts: each as arrays and as tensors, in the order of the binding's columns.
+        """
+        columns = self._binding.columns
+        return self.plan.collect(
+            [(dict(zip(columns, arrays, strict=True)), self._recorded(tensors)) for arrays, tensors in parts]
+        )
+
+    def _recorded(self, tensors: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
+        """The ids that the model computes of these columns."""
+        return [as_array(ids) for ids in self._function(*tensors)] if self.plan.needs_recording else []
 
 
 def _check_graph(call: context.RecordedCall) -> None:

@@ -20,17 +20,11 @@ from deeprec_spark.training.buffers import as_tensor
 from deeprec_spark.training.checks import check_finite, class_weights
 from deeprec_spark.training.dense import state_layout, trainable_layout
 from deeprec_spark.training.inputs import InputBinding, OutputBinding, takes_groups
-from deeprec_spark.training.lookups import Lookups
 from deeprec_spark.training.options import TrainerOptions
-from deeprec_spark.training.programs import (
-    EvaluateProgram,
-    PredictProgram,
-    RowTensors,
-    TrainProgram,
-    TrainResult,
-    call_model,
-)
+from deeprec_spark.training.prepared import PreparedBatch, PreparedPart, split_batch
+from deeprec_spark.training.programs import EvaluateProgram, PredictProgram, RowTensors, call_model
 from deeprec_spark.training.recording import Recording
+from deeprec_spark.training.train_program import PartTensors, TrainProgram, TrainResult
 
 logger = logging.getLogger(__name__)
 
@@ -38,17 +32,6 @@ __all__ = ["PreparedBatch", "Trainer", "TrainerOptions"]
 
 Float32Array = npt.NDArray[np.float32]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class PreparedBatch:
-    """A batch on its way through a step: its tensors, and the distinct keys that it needs."""
-
-    batch: Batch
-    columns: Sequence[Any]
-    labels: Sequence[Any]
-    weight: Sequence[Any]
-    lookups: Lookups
 
 
 class Trainer:
@@ -151,11 +134,11 @@ class Trainer:
 
     def prepare(self, batch: Batch) -> PreparedBatch:
         """First stage: tensors, sample weights, and the distinct keys of the batch. Reads no parameter."""
-        return self._prepare(batch, training=True)
+        return self._prepare(batch, training=True, max_samples=self.options.dense_step.micro_batch)
 
     def pull(self, prepared: PreparedBatch) -> PullReply:
         """Second stage: read the rows and the dense parameters; new rows are made, but not in frozen tables."""
-        keys = prepared.lookups.keys
+        keys = prepared.keys
         reply = self.store.pull(PullRequest(self._trained(keys), train=True, dense=True))
         self.step = reply.step
         if frozen := {name: unique for name, unique in keys.items() if name in self._frozen}:
@@ -169,17 +152,15 @@ class Trainer:
         Raises:
             NonFiniteError: the loss or a gradient is NaN or infinite; nothing has been pushed.
         """
-        program = self._train_program(bool(prepared.weight))
+        program = self._train_program(prepared.weighted)
         plan = self._recording(training=True).plan
         dense, state = _dense_of(reply)
-        result = program.run(
-            dense,
-            state,
-            RowTensors.of(plan, prepared.lookups, reply.rows),
-            prepared.columns,
-            prepared.labels,
-            prepared.weight,
-        )
+        rows = RowTensors.of(plan, [part.lookups for part in prepared.parts], reply.rows)
+        parts = [
+            PartTensors(tensors, part.columns, part.labels, part.weight, part.size)
+            for tensors, part in zip(rows, prepared.parts, strict=True)
+        ]
+        result = program.run(dense, state, parts)
         if self.options.check_finite:
             self._check(result.checks, prepared.batch, "training")
         return result
@@ -190,7 +171,7 @@ class Trainer:
         rate, sparse_rate = self._rates()
         self.step = self.store.push(
             PushRequest(
-                self._trained(plan.split_gradients(prepared.lookups.keys, result.row_gradients)),
+                self._trained(plan.split_gradients(prepared.keys, result.row_gradients)),
                 result.dense_gradient,
                 result.state_delta,
                 samples=prepared.batch.size,
@@ -228,27 +209,25 @@ class Trainer:
         """Add one batch to the metrics; changes no parameter."""
         if batch.size == 0:
             return
-        prepared, rows = self._read(batch)
-        weighted = bool(prepared.weight)
+        part, rows = self._read(batch)
+        weighted = bool(part.weight)
         if weighted not in self._evaluate_programs:
             plan = self._recording(training=False).plan
             self._evaluate_programs[weighted] = EvaluateProgram(
                 self.model, self._inputs, self._outputs, plan, weighted=weighted
             )
-        checks = self._evaluate_programs[weighted].run(
-            rows, prepared.columns, prepared.labels, prepared.weight
-        )
+        checks = self._evaluate_programs[weighted].run(rows, part.columns, part.labels, part.weight)
         if self.options.check_finite:
             self._check(checks, batch, "evaluation")
 
     def predict_step(self, batch: Batch) -> dict[str, npt.NDArray[Any]]:
         """The outputs for one batch, by name."""
-        prepared, rows = self._read(batch, labels=False)
+        part, rows = self._read(batch, labels=False)
         if self._predict_program is None:
             self._predict_program = PredictProgram(
                 self.model, self._inputs, self._recording(training=False).plan
             )
-        outputs = self._predict_program.run(rows, prepared.columns)
+        outputs = self._predict_program.run(rows, part.columns)
         return dict(zip(self._outputs.names, outputs, strict=True))
 
     def refresh(self) -> None:
@@ -327,45 +306,64 @@ class Trainer:
         """Begin the metrics anew."""
         self.model.reset_metrics()
 
-    def _prepare(self, batch: Batch, *, training: bool, labels: bool = True) -> PreparedBatch:
-        arrays = self._inputs.arrays(self._features(batch))
-        label_arrays = self._outputs.arrays(batch) if labels else []
-        weight = batch.sample_weight if labels else None
+    def _prepare(
+        self, batch: Batch, *, training: bool, labels: bool = True, max_samples: int | None = None
+    ) -> PreparedBatch:
+        found = [
+            self._arrays(part, training=training, labels=labels) for part in split_batch(batch, max_samples)
+        ]
+        recording = self._recording(training)
+        program = self._train_programs.get(found[0].weight is not None) if training else None
+        used = [True] * len(self._inputs.columns)
+        if program is not None and not recording.plan.needs_recording:
+            # Ids that only choose rows are not handed to TensorFlow: their rows are.
+            used = program.used_columns
+        empty = self._inputs.empty_tensors
+        columns = [
+            [
+                as_tensor(array) if needed else none
+                for array, needed, none in zip(part.columns, used, empty, strict=True)
+            ]
+            for part in found
+        ]
+        lookups = recording.lookups(
+            [(part.columns, tensors) for part, tensors in zip(found, columns, strict=True)]
+        )
+        return PreparedBatch(
+            batch,
+            [
+                PreparedPart(
+                    tensors,
+                    [as_tensor(array) for array in part.labels],
+                    [] if part.weight is None else [as_tensor(np.asarray(part.weight, np.float32))],
+                    lookup,
+                    part.size,
+                )
+                for part, tensors, lookup in zip(found, columns, lookups, strict=True)
+            ],
+        )
+
+    def _arrays(self, part: Batch, *, training: bool, labels: bool) -> _Arrays:
+        label_arrays = self._outputs.arrays(part) if labels else []
+        weight = part.sample_weight if labels else None
         if training and self.options.class_weight is not None:
             if weight is not None:
                 raise ValueError("Give class_weight or sample weights, not both. Received: both")
             weight = class_weights(label_arrays[0], self.options.class_weight)
-        recording = self._recording(training)
-        program = self._train_programs.get(weight is not None) if training else None
-        if program is None or recording.plan.needs_recording:
-            columns = [as_tensor(array) for array in arrays]
-        else:
-            # Ids that only choose rows are not handed to TensorFlow: their rows are.
-            columns = [
-                as_tensor(array) if used else empty
-                for array, used, empty in zip(
-                    arrays, program.used_columns, self._inputs.empty_tensors, strict=True
-                )
-            ]
-        return PreparedBatch(
-            batch,
-            columns,
-            [as_tensor(array) for array in label_arrays],
-            [] if weight is None else [as_tensor(np.asarray(weight, np.float32))],
-            recording.lookups(arrays, columns),
-        )
+        return _Arrays(self._inputs.arrays(self._features(part)), label_arrays, weight, part.size)
 
     def _features(self, batch: Batch) -> Mapping[str, npt.NDArray[Any]]:
         """The columns of a batch, in groups only for a model that can take them so."""
         return batch.grouped_inputs() if self._grouped else batch.flat().features
 
-    def _read(self, batch: Batch, *, labels: bool = True) -> tuple[PreparedBatch, RowTensors]:
+    def _read(self, batch: Batch, *, labels: bool = True) -> tuple[PreparedPart, RowTensors]:
         if not self._weights_are_current:
             self.refresh()
         prepared = self._prepare(batch, training=False, labels=labels)
-        keys = prepared.lookups.keys
-        reply = self.store.pull(PullRequest(keys, train=False, dense=False, unknown="default"))
-        return prepared, RowTensors.of(self._recording(training=False).plan, prepared.lookups, reply.rows)
+        reply = self.store.pull(PullRequest(prepared.keys, train=False, dense=False, unknown="default"))
+        part = prepared.parts[0]
+        plan = self._recording(training=False).plan
+        return part, RowTensors.of(plan, [part.lookups], reply.rows)[0]
 
     def _recording(self, training: bool) -> Recording:
         if not self._initialized:
@@ -389,6 +387,7 @@ class Trainer:
                 clipping=self._clipping,
                 clip_rows=self.options.sparse_optimizer is None,
                 frozen=self._frozen,
+                xla=self.options.dense_step.xla,
             )
         return self._train_programs[weighted]
 
@@ -418,6 +417,13 @@ class Trainer:
         summed = [
             loss for loss in keras.tree.flatten(self.model.loss) if getattr(loss, "reduction", None) == "sum"
         ]
+        losses = [getattr(loss, "reduction", None) for loss in keras.tree.flatten(self.model.loss)]
+        other = [reduction for reduction in losses if reduction not in (None, "sum_over_batch_size", "mean")]
+        if other and self.options.dense_step.micro_batch is not None:
+            raise ValueError(
+                "micro_batch adds up losses that are means over samples: compile the model with the reduction "
+                f"'sum_over_batch_size', or set micro_batch=None. Received: reduction={other[0]!r}"
+            )
         if summed:
             logger.warning(
                 "A loss has reduction='sum': several synchronous workers average their gradients by samples, so the "
@@ -433,6 +439,16 @@ class Trainer:
         if batch.sample_weight is not None:
             columns["sample_weight"] = batch.sample_weight
         check_finite(checks, self._outputs.names, columns, self.step, doing)
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """The arrays of a part of a batch, in the order of the model's inputs and outputs."""
+
+    columns: Sequence[npt.NDArray[Any]]
+    labels: Sequence[npt.NDArray[Any]]
+    weight: npt.NDArray[Any] | None
+    size: int
 
 
 def _dense_of(reply: PullReply) -> tuple[Float32Array, Float32Array]:

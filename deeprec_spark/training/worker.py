@@ -6,6 +6,7 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from deeprec_spark.data.file_cache import CacheOptions, FileCache
 from deeprec_spark.data.shuffle import Leased, leased_from_dict
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.quiet import import_tensorflow
+from deeprec_spark.runtime import processors
 from deeprec_spark.runtime.context import WorkerContext
 from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.pace import BackupPace, Pace
@@ -46,7 +48,7 @@ class WorkerJob:
     """What every worker of a job knows before its first phase. It travels inside Spark's own task closure.
 
     `seed` sets Keras's random state before `model_creator(config)` runs, so all workers build the same model;
-    0 threads leave TensorFlow's choice.
+    0 threads leave the choice to the executor policy.
     """
 
     model_creator: Callable[[dict[str, Any]], keras.Model]
@@ -80,8 +82,9 @@ def main(context: WorkerContext) -> None:
             "With backup workers a batch is pulled once its step is the current one: set "
             f"PipelineOptions.max_staleness=0. Received: {job.pipeline}"
         )
-    tf.config.threading.set_intra_op_parallelism_threads(job.intra_op_threads)
-    tf.config.threading.set_inter_op_parallelism_threads(job.inter_op_threads)
+    chosen = processors.current()
+    tf.config.threading.set_intra_op_parallelism_threads(job.intra_op_threads or chosen.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(job.inter_op_threads or chosen.threads)
     keras.utils.set_random_seed(job.seed)
     model = job.model_creator(job.config)
     trainer = Trainer(model, context.store, job.trainer)
@@ -90,8 +93,21 @@ def main(context: WorkerContext) -> None:
     keras.utils.set_random_seed(job.seed + 1 + context.worker_index)
     trainer.reseed(context.worker_index)
     worker = Worker(job, trainer, context)
-    while (task := context.client.next_phase()) is not None:
-        worker.run(task)
+    with _executor(chosen.policy):
+        while (task := context.client.next_phase()) is not None:
+            worker.run(task)
+
+
+@contextmanager
+def _executor(policy: processors.ExecutorPolicy) -> Iterator[None]:
+    """Let TensorFlow run the operations of a step in this thread alone where the policy is inline."""
+    if policy != "inline":
+        yield
+        return
+    from tensorflow.python.eager import context  # no public way to choose a function's executor
+
+    with context.function_executor_type("SINGLE_THREADED_EXECUTOR"):
+        yield
 
 
 class Worker:

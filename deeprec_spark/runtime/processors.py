@@ -1,0 +1,162 @@
+"""Which CPUs a node computes on, with how many threads.
+
+The driver says how many cores of an executor are one node's (`cores_per_node`); the node finds out what it may really
+use (affinity, cgroup) and acts on the policy before anything starts a thread:
+
+    default    as many threads as it may use CPUs; the system places them
+    pinned     CPUs of its own, which no other pinned node of the host has, and as many threads
+    inline     as by default, but operations of a step run one after the other in the thread that trains; each may
+               still use all threads
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+ExecutorPolicy = Literal["default", "pinned", "inline"]
+POLICY = "DEEPREC_EXECUTOR_POLICY"
+CORES = "DEEPREC_NODE_CORES"
+ENGINE_THREADS = "DEEPREC_NUM_THREADS"
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What a node computes with: its threads, and its own CPUs where it is pinned."""
+
+    policy: ExecutorPolicy
+    threads: int
+    cpus: tuple[int, ...] = ()
+
+
+def check_policy(policy: str) -> None:
+    """ValueError unless there is such a policy."""
+    if policy not in get_args(ExecutorPolicy):
+        known = ", ".join(map(repr, get_args(ExecutorPolicy)))
+        raise ValueError(f"executor_policy must be one of {known}. Received: executor_policy={policy!r}")
+
+
+def node_environment(policy: ExecutorPolicy, cores: int) -> dict[str, str]:
+    """What the driver tells its nodes, as environment variables."""
+    return {POLICY: policy, CORES: str(cores)}
+
+
+def cores_per_node(spark: SparkSession, nodes: int) -> int:
+    """The cores of an executor divided by the nodes that run on it; of a local Spark, those of `local[n]`.
+
+    `spark.task.cpus` says more where it is more than that. Through Spark Connect, whose client does not know the
+    cluster, it is `spark.task.cpus`.
+    """
+    conf = spark.conf
+    task = int(conf.get("spark.task.cpus", "1") or 1)
+    master = conf.get("spark.master", "") or ""
+    if master.startswith("local"):
+        inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
+        total = int(inside) if inside.isdigit() else len(allowed_cpus())
+        return max(task, min(total, len(allowed_cpus())) // nodes, 1)
+    executors = int(conf.get("spark.executor.instances", "0") or 0)
+    cores = int(conf.get("spark.executor.cores", "0") or 0)
+    if not executors or not cores:
+        return task
+    return max(task, cores // math.ceil(nodes / executors), 1)
+
+
+def allowed_cpus() -> list[int]:
+    """The CPUs that this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def cgroup_cpus(root: Path = _CGROUP) -> float | None:
+    """How many CPUs' time the cgroup grants (version 2, then 1), as containers are limited; None without a limit."""
+    quota = period = None
+    try:
+        quota, period = (root / "cpu.max").read_text().split()[:2]
+    except (OSError, ValueError):
+        try:
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if quota == "max" or int(quota) <= 0:
+        return None
+    return int(quota) / int(period)
+
+
+def usable_cpus() -> int:
+    """How many threads can run at once: CPUs of the affinity, or fewer where the cgroup grants less time."""
+    granted = cgroup_cpus()
+    count = len(allowed_cpus())
+    return count if granted is None else max(1, min(count, math.ceil(granted)))
+
+
+def configure(environment: Mapping[str, str] | None = None) -> Processors:
+    """Act on what the driver said; call it before any library starts its threads.
+
+    Sets the affinity of this process (pinned) and the threads of the engine. TensorFlow's are the worker's own matter.
+    """
+    global _current
+    environment = os.environ if environment is None else environment
+    policy: ExecutorPolicy = environment.get(POLICY, "default")  # type: ignore[assignment]  # checked next
+    check_policy(policy)
+    if policy == "pinned":
+        cpus = _claim(int(environment.get(CORES, "1")))
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+            chosen = Processors(policy, len(cpus), tuple(cpus))
+        else:
+            logger.warning(
+                "Not pinned: other nodes have all CPUs of this host that this one may use, %s", allowed_cpus()
+            )
+            chosen = Processors(policy, max(1, min(int(environment.get(CORES, "1")), usable_cpus())))
+    else:
+        chosen = Processors(policy, usable_cpus())
+    os.environ.setdefault(ENGINE_THREADS, str(chosen.threads))
+    where = f" on CPUs {','.join(map(str, chosen.cpus))}" if chosen.cpus else ""
+    logger.info("Executor policy %s: %d threads%s", policy, chosen.threads, where)
+    _current = chosen
+    return chosen
+
+
+_current: Processors | None = None
+
+
+def current() -> Processors:
+    """What `configure` chose for this process; where it was not called, all that it may use."""
+    return _current or Processors("default", usable_cpus())
+
+
+# Open as long as this process lives: the system frees the locks at its end, however it ends.
+_locks: list[int] = []
+
+
+def _claim(count: int) -> list[int]:
+    """Up to `count` CPUs that no other pinned process of this host has: a locked file stands for each."""
+    folder = Path(tempfile.gettempdir()) / f"deeprec-spark-cpus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found: list[int] = []
+    for cpu in allowed_cpus():
+        if len(found) == count:
+            break
+        lock = os.open(folder / str(cpu), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        _locks.append(lock)
+        found.append(cpu)
+    return found

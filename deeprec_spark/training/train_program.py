@@ -1,0 +1,387 @@
+"""The traced training step: loss, gradients and metrics of a batch, in one part or in several.
+
+    one part       rows ─ gather ─ dense part ─ gradients by row ─ clip         one function
+    several        rows ─ gather ─ dense part ─┐
+                   rows ─ gather ─ dense part ─┴─ gradients by row ─ clip       one function for parts, one for the end
+
+The dense part is what XLA compiles: it has no shape that differs between batches of one size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from deeprec_spark.layers import context
+from deeprec_spark.training import metrics
+from deeprec_spark.training.buffers import as_array, as_tensor
+from deeprec_spark.training.dense import FlatLayout
+from deeprec_spark.training.inputs import InputBinding, OutputBinding
+from deeprec_spark.training.lookups import LookupPlan
+from deeprec_spark.training.optimizers import Clipping
+from deeprec_spark.training.programs import (
+    RowTensors,
+    call_model,
+    lookup,
+    loss_of,
+    split_calls,
+    sums,
+    update_metrics,
+    weight_signature,
+)
+
+logger = logging.getLogger(__name__)
+
+Tensor = Any
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What the traced training step returns.
+
+    `checks` float32: the loss, the sum of each output, then the sum of the gradients.
+    """
+
+    checks: Float32Array
+    dense_gradient: Float32Array
+    state_delta: Float32Array | None
+    row_gradients: Sequence[Float32Array]
+
+
+@dataclass(frozen=True)
+class PartTensors:
+    """What a step takes of each part of a batch; `weight` holds the sample weights, or nothing."""
+
+    rows: RowTensors
+    columns: Sequence[Tensor]
+    labels: Sequence[Tensor]
+    weight: Sequence[Tensor]
+    size: int
+
+
+class TrainProgram:
+    """Loss, gradients and metrics of one batch, as a pure function of the dense vector and the rows.
+
+    Args:
+        model: a compiled, built Keras model.
+        binding, outputs: its inputs and outputs.
+        plan: the lookups that the recording found.
+        dense, state: where the model's weights lie in the flat vectors.
+        weighted: whether batches carry sample weights.
+        clipping: clips the gradients of the weights, and with `clip_rows` those of the tables too.
+        frozen: tables whose rows take no gradient, so that they count in no norm either.
+        xla: compile the dense part for batches of shapes that come again.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        binding: InputBinding,
+        outputs: OutputBinding,
+        plan: LookupPlan,
+        dense: FlatLayout,
+        state: FlatLayout,
+        *,
+        weighted: bool,
+        clipping: Clipping,
+        clip_rows: bool,
+        frozen: Collection[str] = (),
+        xla: bool = False,
+    ) -> None:
+        self._model, self._binding, self._outputs, self._plan = model, binding, outputs, plan
+        self._dense, self._state = dense, state
+        self._clipping, self._clip_rows = clipping, clip_rows
+        self._frozen = frozenset(frozen)
+        mapped = {id(variable) for variable in (*dense.variables, *state.variables)}
+        candidates = [*metrics.variables(model), *model.non_trainable_variables]
+        # Metric states, seeds, counters: they stay in this process and are updated in place.
+        self._local = list(
+            {id(variable): variable for variable in candidates if id(variable) not in mapped}.values()
+        )
+        self._signature = [
+            tf.TensorSpec([dense.size], tf.float32),
+            tf.TensorSpec([state.size], tf.float32),
+            *RowTensors.signature(plan),
+            binding.signature(),
+            outputs.signature(),
+            weight_signature(weighted),
+        ]
+        self._xla = xla and _has_fixed_shapes(plan)
+        self._shapes: tuple[Any, ...] | None = None
+        self._changed: list[Any] = []
+        self._functions: dict[tuple[bool, bool], Any] = {}
+        self._end_function: Any = None
+        whole = self._function(whole=True, compiled=False)
+        columns = whole.inputs[2 + 4 * len(plan.groups) :][: len(binding.columns)]
+        self._used = reached_inputs(whole.graph, columns)
+
+    @property
+    def used_columns(self) -> list[bool]:
+        """Which columns the step computes with; ids that only choose rows are not among them."""
+        return self._used
+
+    def run(self, flat: Float32Array, state: Float32Array, parts: Sequence[PartTensors]) -> TrainResult:
+        """Run one step on a batch, given in one part or more."""
+        if len(parts) > 1:
+            return self._run_parts(flat, state, parts)
+        checks, gradient, delta, row_gradients = self._call(flat, state, parts[0], whole=True)
+        return TrainResult(
+            as_array(checks),
+            as_array(gradient),
+            as_array(delta[0]) if delta else None,
+            [as_array(tensor) for tensor in row_gradients],
+        )
+
+    def _run_parts(
+        self, flat: Float32Array, state: Float32Array, parts: Sequence[PartTensors]
+    ) -> TrainResult:
+        if self._end_function is None:
+            self._end_function = self._trace(self._end, self._end_signature())
+        total = sum(part.size for part in parts)
+        checks = gradient = None
+        moved = state
+        gathered: list[list[Tensor]] = []
+        for part in parts:
+            share = tf.constant(part.size / total, tf.float32)
+            found = self._call(flat, moved, part, share, whole=False)
+            checks = found[0] if checks is None else checks + found[0]
+            gradient = found[1] if gradient is None else gradient + found[1]
+            if found[2]:
+                moved = moved + as_array(found[2][0])
+            gathered.append(found[3])
+        numbers = [part.rows.inverse for part in parts]
+        check, gradient, row_gradients = self._end_function(
+            gradient,
+            [tf.concat(tensors, 0) for tensors in zip(*gathered, strict=True)],
+            [tf.concat(tensors, 0) for tensors in zip(*numbers, strict=True)],
+            list(parts[0].rows.uniques),
+        )
+        return TrainResult(
+            np.append(as_array(checks), as_array(check)).astype(np.float32),
+            as_array(gradient),
+            moved - state if self._state.size else None,
+            [as_array(tensor) for tensor in row_gradients],
+        )
+
+    def _call(
+        self, flat: Float32Array, state: Float32Array, part: PartTensors, *share: Tensor, whole: bool
+    ) -> Any:
+        columns = list(part.columns)
+        compiled = self._xla and self._comes_again(part)
+        if compiled:
+            # What is not computed with has no shape of its own, so that XLA compiles once.
+            columns = [
+                column if used else empty
+                for column, used, empty in zip(columns, self._used, self._binding.empty_tensors, strict=True)
+            ]
+        function = self._function(whole=whole, compiled=compiled)
+        return function(
+            as_tensor(flat),
+            as_tensor(state),
+            *part.rows.lists(),
+            columns,
+            list(part.labels),
+            list(part.weight),
+            *share,
+        )
+
+    def _comes_again(self, part: PartTensors) -> bool:
+        """Whether an earlier batch had these shapes: the first ones that were met are those to compile for."""
+        columns = [tuple(column.shape) for column, used in zip(part.columns, self._used, strict=True) if used]
+        shapes = (part.size, *columns, *(tuple(np.asarray(sizes)) for sizes in part.rows.sizes))
+        if self._shapes is None:
+            self._shapes = shapes
+            return False
+        return shapes == self._shapes
+
+    def _function(self, *, whole: bool, compiled: bool) -> Any:
+        """The concrete function of a whole batch or of a part, with its dense part compiled or not."""
+        key = (whole, compiled)
+        if key not in self._functions:
+            dense_part = self._dense_part
+            if compiled:
+                logger.info("XLA compiles the dense part of the step")
+                dense_part = tf.function(self._dense_part, jit_compile=True, autograph=False)
+            body = self._step if whole else self._part
+            share = [] if whole else [tf.TensorSpec([], tf.float32)]
+            self._functions[key] = self._trace(
+                lambda *arguments: body(dense_part, *arguments), [*self._signature, *share]
+            )
+        return self._functions[key]
+
+    @staticmethod
+    def _trace(function: Any, signature: Sequence[Any]) -> Any:
+        traced = tf.function(function, input_signature=list(signature), autograph=False)
+        return traced.get_concrete_function()
+
+    def _step(
+        self,
+        dense_part: Any,
+        flat: Tensor,
+        flat_state: Tensor,
+        rows: list[Tensor],
+        inverse: list[Tensor],
+        sizes: list[Tensor],
+        uniques: list[Tensor],
+        columns: list[Tensor],
+        labels: list[Tensor],
+        weight: list[Tensor],
+    ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        """A whole batch."""
+        checks, gradient, delta, gathered = self._part(
+            dense_part, flat, flat_state, rows, inverse, sizes, uniques, columns, labels, weight
+        )
+        check, gradient, row_gradients = self._end(gradient, gathered, inverse, uniques)
+        return tf.concat([checks, check], 0), gradient, delta, row_gradients
+
+    def _part(
+        self,
+        dense_part: Any,
+        flat: Tensor,
+        flat_state: Tensor,
+        rows: list[Tensor],
+        inverse: list[Tensor],
+        sizes: list[Tensor],
+        uniques: list[Tensor],
+        columns: list[Tensor],
+        labels: list[Tensor],
+        weight: list[Tensor],
+        share: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        """The checks, the dense gradient, how the state moved, and the gradients of the gathered rows."""
+        parts = split_calls(self._plan, lookup(rows, inverse), sizes)
+        loss, outputs, gradient, of_calls, new_state, local = dense_part(
+            flat, flat_state, parts, columns, labels, weight, share
+        )
+        for variable, value in zip(self._changed, local, strict=True):
+            variable.assign(value)
+        inputs, targets = self._binding.pack(columns), self._outputs.pack(labels)
+        update_metrics(self._model, inputs, targets, self._outputs.restore(outputs), weight, loss)
+        checks = tf.stack(sums([loss, *outputs]))
+        delta = [new_state - flat_state] if self._state.size else []
+        return checks, gradient, delta, _join_calls(self._plan, of_calls)
+
+    def _dense_part(
+        self,
+        flat: Tensor,
+        flat_state: Tensor,
+        parts: list[Tensor],
+        columns: list[Tensor],
+        labels: list[Tensor],
+        weight: list[Tensor],
+        share: Tensor | None,
+    ) -> tuple[Any, ...]:
+        """Loss, outputs, gradients and new states, of the rows that each call of a layer gets."""
+        inputs, targets = self._binding.pack(columns), self._outputs.pack(labels)
+        tables = [call.table for call in self._plan.calls]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([flat, *parts])
+            gather = context.GatherContext(
+                tables,
+                [
+                    tf.stop_gradient(part) if table in self._frozen else part
+                    for table, part in zip(tables, parts, strict=True)
+                ],
+            )
+            mapping = [
+                *zip(self._dense.variables, self._dense.split(flat), strict=True),
+                *zip(self._state.variables, self._state.split(flat_state), strict=True),
+            ]
+            scope = keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False)
+            with scope, context.use(gather):
+                predicted = call_model(self._model, inputs, training=True)
+                gather.finish()
+                loss = loss_of(self._model, inputs, targets, predicted, weight, training=True)
+            scaled = loss if share is None else loss * tf.cast(share, loss.dtype)
+        gradient, *of_calls = tape.gradient(
+            scaled, [flat, *parts], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        new_state = self._state.join(
+            [scope.get_current_value(variable) for variable in self._state.variables]
+        )
+        self._changed = [
+            variable for variable in self._local if scope.get_current_value(variable) is not None
+        ]
+        local = [scope.get_current_value(variable) for variable in self._changed]
+        outputs = keras.tree.flatten(predicted)
+        return loss, outputs, gradient, of_calls, new_state, local
+
+    def _end(
+        self, gradient: Tensor, gathered: list[Tensor], inverse: list[Tensor], uniques: list[Tensor]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Sum gradients by row, clip; the sum of them all, as a check."""
+        row_gradients = [
+            _sum_by_row(tf.convert_to_tensor(tensor), numbers, tf.reduce_sum(lengths))
+            for tensor, numbers, lengths in zip(gathered, inverse, uniques, strict=True)
+        ]
+        if self._clipping:
+            gradient, row_gradients = self._clip(gradient, row_gradients, uniques)
+        return tf.stack([tf.add_n(sums([gradient, *row_gradients]))]), gradient, row_gradients
+
+    def _end_signature(self) -> list[Any]:
+        rows, inverse, _, uniques = RowTensors.signature(self._plan)
+        return [tf.TensorSpec([self._dense.size], tf.float32), rows, inverse, uniques]
+
+    def _clip(
+        self, flat_gradient: Tensor, row_gradients: list[Tensor], uniques: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Clip by variable and by table: untouched rows have no gradient, so a table's norm is that of its rows."""
+        dense = self._dense.split(flat_gradient)
+        if not self._clip_rows:
+            return self._dense.join(self._clipping.apply(dense)), row_gradients
+        tables = [
+            tf.split(gradient, lengths, num=lengths.shape[0])
+            for gradient, lengths in zip(row_gradients, uniques, strict=True)
+        ]
+        clipped = self._clipping.apply([*dense, *(part for group in tables for part in group)])
+        rest = iter(clipped[len(dense) :])
+        joined = [tf.concat([next(rest) for _ in group], 0) for group in tables]
+        return self._dense.join(clipped[: len(dense)]), joined
+
+
+def reached_inputs(graph: Any, inputs: Sequence[Tensor]) -> list[bool]:
+    """Which of these placeholders the outputs or the side effects of a function graph depend on."""
+    waiting = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    seen = {id(op) for op in waiting}
+    while waiting:
+        op = waiting.pop()
+        for source in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if id(source) not in seen:
+                seen.add(id(source))
+                waiting.append(source)
+    return [id(tensor.op) in seen for tensor in inputs]
+
+
+def _has_fixed_shapes(plan: LookupPlan) -> bool:
+    """Whether the numbers of ids of a batch follow from its size."""
+    return all(call.column is not None and call.padding_value is None for call in plan.calls)
+
+
+def _join_calls(plan: LookupPlan, of_calls: Sequence[Tensor]) -> list[Tensor]:
+    """The inverse of `split_calls`: one tensor for each width."""
+    joined: list[list[tuple[int, Tensor]]] = [[] for _ in plan.groups]
+    for (group, place), tensor in zip(plan.places, of_calls, strict=True):
+        joined[group].append((place, tensor))
+    return [
+        tf.concat([tf.convert_to_tensor(tensor) for _, tensor in sorted(calls, key=lambda call: call[0])], 0)
+        for calls in joined
+    ]
+
+
+def _sum_by_row(gradient: Tensor, numbers: Tensor, rows: Tensor) -> Tensor:
+    """Sum `[ids, width]` over the ids of each row: `[rows, width]`, in the order of the ids.
+
+    Twice as fast as `unsorted_segment_sum`. It leaves rows that no id names uninitialised, but there are none: every
+    row was pulled for an id of this batch.
+    """
+    return tf.raw_ops.SparseSegmentSumGrad(
+        grad=gradient, indices=numbers, segment_ids=tf.range(tf.size(numbers)), output_dim0=rows
+    )

@@ -1,0 +1,120 @@
+"""Threads and CPUs of a node: what a container grants, CPUs of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deeprec_spark.cluster import ClusterOptions
+from deeprec_spark.runtime import processors
+
+NODE = """
+import json, os, sys, threading
+from deeprec_spark.runtime import processors
+found = processors.configure()
+affinity, engine = sorted(os.sched_getaffinity(0)), os.environ["DEEPREC_NUM_THREADS"]
+print(json.dumps([found.policy, found.threads, found.cpus, affinity, engine]), flush=True)
+sys.stdin.read()
+"""
+
+
+def started(folder: Path, policy: str, cores: int) -> tuple[subprocess.Popen[str], list[object]]:
+    """A process that has configured itself, and what it found."""
+    environment = {**os.environ, **processors.node_environment(policy, cores), "TMPDIR": str(folder)}  # type: ignore[arg-type]
+    environment.pop("DEEPREC_NUM_THREADS", None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", NODE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+@pytest.mark.timeout(60)
+def test_pinned_nodes_of_a_host_have_cpus_of_their_own(tmp_path: Path) -> None:
+    allowed = processors.allowed_cpus()
+    running = []
+    try:
+        taken: list[int] = []
+        for _ in allowed:
+            process, (policy, threads, cpus, affinity, engine) = started(tmp_path, "pinned", 1)
+            running.append(process)
+            assert (policy, threads, engine) == ("pinned", 1, "1")
+            assert cpus == affinity
+            taken += cpus  # type: ignore[arg-type]
+        assert sorted(taken) == allowed
+        # One too many is not pinned; a CPU comes back when its process ends, even if it is killed.
+        process, (_, _, cpus, affinity, _) = started(tmp_path, "pinned", 1)
+        running.append(process)
+        assert (cpus, affinity) == ([], allowed)
+        running[0].kill()
+        running[0].wait(10)
+        process, (_, _, cpus, _, _) = started(tmp_path, "pinned", 1)
+        running.append(process)
+        assert cpus == [taken[0]]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate(timeout=10)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("policy", ["default", "inline"])
+def test_other_policies_leave_the_affinity(tmp_path: Path, policy: str) -> None:
+    process, (name, threads, cpus, affinity, engine) = started(tmp_path, policy, 1)
+    process.communicate(timeout=10)
+    assert (name, cpus, affinity) == (policy, [], processors.allowed_cpus())
+    assert threads == processors.usable_cpus()
+    assert engine == str(threads)
+
+
+def test_what_a_cgroup_grants(tmp_path: Path) -> None:
+    assert processors.cgroup_cpus(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert processors.cgroup_cpus(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert processors.cgroup_cpus(tmp_path) == 1.5
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    assert processors.cgroup_cpus(tmp_path) is None
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("400000\n")
+    assert processors.cgroup_cpus(tmp_path) == 4.0
+
+
+class FakeConf(dict[str, str]):
+    """What a Spark session answers of its configuration."""
+
+
+class Session:
+    def __init__(self, **conf: str) -> None:
+        self.conf = FakeConf({key.replace("_", "."): value for key, value in conf.items()})
+
+
+@pytest.mark.parametrize(
+    ("conf", "nodes", "cores"),
+    [
+        ({"spark_executor_instances": "4", "spark_executor_cores": "8"}, 4, 8),
+        ({"spark_executor_instances": "4", "spark_executor_cores": "8"}, 8, 4),
+        ({"spark_executor_instances": "2", "spark_executor_cores": "4"}, 16, 1),
+        ({"spark_executor_cores": "8", "spark_task_cpus": "2"}, 4, 2),
+        ({"spark_master": "local[1]"}, 1, 1),
+        ({}, 3, 1),
+    ],
+)
+def test_cores_of_an_executor_are_shared_by_its_nodes(conf: dict[str, str], nodes: int, cores: int) -> None:
+    assert processors.cores_per_node(Session(**conf), nodes) == cores  # type: ignore[arg-type]
+
+
+def test_an_unknown_policy_is_named() -> None:
+    with pytest.raises(ValueError, match="executor_policy='fast'"):
+        ClusterOptions(executor_policy="fast")  # type: ignore[arg-type]
