@@ -24,6 +24,7 @@ from deeprec_spark.config_optimizers import (
 )
 from deeprec_spark.config_sections import (
     DenseStepSection,
+    FeaturesSection,
     PipelineSection,
     Section,
     TlsSection,
@@ -75,20 +76,6 @@ class DataSection(Section):
         if self.kind != "synthetic" and self.path is None:
             raise ValueError(f"kind {self.kind!r} reads files: add path")
         return self
-
-
-class FeaturesSection(Section):
-    """How raw columns become features."""
-
-    history_length: int = Field(
-        0, ge=0, description="MovieLens: last items of the user as a sequence; 0: none."
-    )
-    group_by: list[str] | None = Field(
-        None, description="Columns whose equal values make a group of samples, as [user]; null: flat data."
-    )
-    group_features: list[str] | None = Field(
-        None, description="Features stored and looked up once for a group; null: those of the user."
-    )
 
 
 class ModelSection(Section):

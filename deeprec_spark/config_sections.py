@@ -62,6 +62,20 @@ class TracingSection(Section):
         return TracingOptions(**self.model_dump())
 
 
+class FeaturesSection(Section):
+    """How raw columns become features."""
+
+    history_length: int = Field(
+        0, ge=0, description="MovieLens: last items of the user as a sequence; 0: none."
+    )
+    group_by: list[str] | None = Field(
+        None, description="Columns whose equal values make a group of samples, as [user]; null: flat data."
+    )
+    group_features: list[str] | None = Field(
+        None, description="Features stored and looked up once for a group; null: those of the user."
+    )
+
+
 class PipelineSection(Section):
     """How far the stages of later steps run ahead of the one that computes."""
 

@@ -91,8 +91,8 @@ class Estimator:
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
             num_ps, num_workers, workers_per_node, mode, placement, semi_sync, sparse_optimizer, model_dir,
-                feature_spec, seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, cache_dir,
-                cache_mb, log_to_driver, tls, max_message_mb, pipeline, wire_dtype, deadlines, dense_step,
+                feature_spec, seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, cache_dir, cache_mb,
+                log_to_driver, tls, max_message_mb, pipeline, wire_dtype, deadlines, dense_step,
                 executor_policy: see EstimatorOptions.
 
         Raises:
@@ -100,7 +100,6 @@ class Estimator:
 
         Example:
             >>> estimator = Estimator.from_keras(model_creator=creator, num_ps=1)  # doctest: +SKIP
-            >>> estimator.fit(df, epochs=2, batch_size=512, label_cols=["click"])  # doctest: +SKIP
         """
         if backend != "spark":
             raise ValueError(f"backend must be 'spark'. Received: backend={backend!r}")
