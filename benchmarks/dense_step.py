@@ -23,6 +23,7 @@ from benchmarks.peers.protocol import LEARNING_RATE, Data
 from benchmarks.workloads import workload
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.embedding.local_store import LocalStore
+from deeprec_spark.models.interactions import DotInteraction
 from deeprec_spark.training.options import DenseStepOptions, TrainerOptions
 from deeprec_spark.training.pipeline import PipelineOptions, StepPipeline
 from deeprec_spark.training.trainer import Trainer
@@ -49,7 +50,7 @@ def measure(batch: int, ways: list[str], rounds: int, steps: int) -> dict[str, A
     trainers = {}
     for way in ways:
         keras.utils.set_random_seed(1)
-        model = keras_models.build(keras, data, embedding)
+        model = keras_models.build(keras, data, embedding, DotInteraction())
         model.compile(
             keras.optimizers.Adagrad(LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True)
         )

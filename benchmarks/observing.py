@@ -47,6 +47,7 @@ def measure(batch: int, rounds: int, steps: int) -> dict[str, Any]:
     from benchmarks.peers.protocol import LEARNING_RATE, Data
     from deeprec_spark.data.batch import Batch
     from deeprec_spark.embedding.local_store import LocalStore
+    from deeprec_spark.models.interactions import DotInteraction
     from deeprec_spark.training.pipeline import StepPipeline
     from deeprec_spark.training.trainer import Trainer
 
@@ -58,7 +59,7 @@ def measure(batch: int, rounds: int, steps: int) -> dict[str, Any]:
             Batch(keras_models.features(data, number), {"label": data.label[number]})
             for number in range(len(data.label))
         ]
-    model = keras_models.build(keras, data, embedded.embedding)
+    model = keras_models.build(keras, data, embedded.embedding, DotInteraction())
     model.compile(keras.optimizers.Adagrad(LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
     trainer = Trainer(model, LocalStore())
     trainer.initialize(batches[0])

@@ -12,6 +12,7 @@ from benchmarks.peers.protocol import LEARNING_RATE, Data, serve, settings
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.layers import SparseEmbedding
+from deeprec_spark.models.interactions import DotInteraction
 from deeprec_spark.training.pipeline import PipelineOptions, StepPipeline
 from deeprec_spark.training.trainer import Trainer
 
@@ -27,7 +28,7 @@ def main() -> None:
         Batch(keras_models.features(data, number), {"label": data.label[number]})
         for number in range(len(data.label))
     ]
-    model = keras_models.build(keras, data, embedding)
+    model = keras_models.build(keras, data, embedding, DotInteraction())
     model.compile(keras.optimizers.Adagrad(LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
     trainer = Trainer(model, LocalStore())
     trainer.initialize(batches[0])

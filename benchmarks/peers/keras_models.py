@@ -20,15 +20,18 @@ Embedding = Callable[[str, int, "str | None"], Any]
 """`embedding(name, dim, combiner)` makes the layer of one id column."""
 
 
-def build(keras: Any, data: Data, embedding: Embedding) -> Any:
+def build(keras: Any, data: Data, embedding: Embedding, dots: Any = None) -> Any:
     """The model of this data, not compiled; its inputs are those of `features`, its output is a logit.
 
     Args:
         keras: the module of the Keras that is meant.
         data: tells the model and the columns.
         embedding: makes the layers of the id columns.
+        dots: the layer of DLRM's dots of pairs, where the framework at work brings one; else plain TensorFlow.
     """
-    return {"dlrm": _dlrm, "wdl": _wdl, "deepfm": _deepfm, "bags": _bags}[data.model](keras, data, embedding)
+    if data.model == "dlrm":
+        return _dlrm(keras, data, embedding, dots)
+    return {"wdl": _wdl, "deepfm": _deepfm, "bags": _bags}[data.model](keras, data, embedding)
 
 
 def features(data: Data, batch: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -56,14 +59,14 @@ def _embed(embedding: Embedding, ids: Sequence[Any], bags: Sequence[Any], dim: i
     return vectors + [embedding(f"{prefix}b{i}", dim, "mean")(column) for i, column in enumerate(bags)]
 
 
-def _dlrm(keras: Any, data: Data, embedding: Embedding) -> Any:
+def _dlrm(keras: Any, data: Data, embedding: Embedding, dots: Any) -> Any:
     layers = keras.layers
     numbers, ids, _ = _inputs(keras, data)
     bottom = _mlp(keras, numbers, (*BOTTOM, data.dim))
     vectors = [bottom, *_embed(embedding, ids, (), data.dim, "")]
     stacked = layers.Reshape((len(vectors), data.dim))(layers.Concatenate()(vectors))
-    dots = layers.Lambda(_dots, output_shape=(len(vectors) * (len(vectors) - 1) // 2,))(stacked)
-    top = _mlp(keras, layers.Concatenate()([bottom, dots]), TOP)
+    dots = dots or layers.Lambda(_dots, output_shape=(len(vectors) * (len(vectors) - 1) // 2,))
+    top = _mlp(keras, layers.Concatenate()([bottom, dots(stacked)]), TOP)
     return keras.Model([numbers, *ids], layers.Dense(1, name="label")(top))
 
 

@@ -25,6 +25,7 @@ from benchmarks.peers.protocol import LEARNING_RATE, Data, answer, settings
 from deeprec_spark.estimator import Estimator, KerasEstimator
 from deeprec_spark.features.spec import Feature, FeatureSpec, Label
 from deeprec_spark.layers import SparseEmbedding
+from deeprec_spark.models.interactions import DotInteraction
 from deeprec_spark.session import init_session
 from deeprec_spark.tracing.stages import STAGES
 
@@ -33,7 +34,7 @@ EPOCHS = 1_000_000  # more than any benchmark asks for: the fit ends when standa
 
 def model_creator(config: dict[str, Any]) -> keras.Model:
     """The model of the data in `config`, compiled; runs on the driver and on every worker."""
-    model = keras_models.build(keras, Data(config["data"]), embedding)
+    model = keras_models.build(keras, Data(config["data"]), embedding, DotInteraction())
     model.compile(keras.optimizers.Adagrad(LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
     return model
 
