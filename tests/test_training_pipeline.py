@@ -124,6 +124,32 @@ def test_a_batch_without_samples_is_a_step(staleness: int) -> None:
     assert made.step == 3
 
 
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_what_others_may_wait_for_ends_before_the_next_batch_is_waited_for(
+    depth: int, staleness: int
+) -> None:
+    """Two workers that each hold rows the other waits for: with a None before the wait none of them waits for ever."""
+    data = batches(4)
+    ended = [threading.Event() for _ in data]
+
+    def stream() -> Iterator[tuple[Batch, int] | None]:
+        yield data[0], 0
+        yield data[1], 1
+        yield None
+        assert ended[1].wait(20), "the batches before were kept waiting"
+        yield data[2], 2
+        yield None
+        assert ended[2].wait(20), "the batches before were kept waiting"
+        yield None
+        yield data[3], 3
+
+    pipeline = StepPipeline(trainer(), PipelineOptions(depth=depth, max_staleness=staleness))
+    for number in pipeline.train(stream()):
+        ended[number].set()
+    assert all(event.is_set() for event in ended)
+
+
 class Recorder:
     """A gate that is shut at some steps, and writes down what it was told."""
 

@@ -172,7 +172,7 @@ class Worker:
         gate, pace, trainer = self._gate, self._context.pace, self._trainer
         work = self._steps(task, options, pace, skip=done * options.batch_size)
         pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate, pace), meter.clock)
-        for step in pipeline.train((step.batch, step) for step in work):
+        for step in pipeline.train(None if step is None else (step.batch, step) for step in work):
             meter.count(pace.used(step.batch.size))
             meter.stale_pulls = pipeline.stale_pulls
             self._complete(step)
@@ -207,6 +207,8 @@ class Worker:
         options = ReaderOptions(batch_size=task.payload["batch_size"], sample_weight=self._job.sample_weight)
         meter = _Meter(self._client, trainer)
         for step in self._steps(task, options, Pace()):
+            if step is None:
+                continue
             trainer.evaluate_step(step.batch)
             meter.count(step.batch.size)
             self._complete(step)
@@ -222,8 +224,13 @@ class Worker:
         for item in step.finished:
             self._client.complete(item)
 
-    def _steps(self, task: PhaseTask, options: ReaderOptions, pace: Pace, skip: int = 0) -> Iterator[_Step]:
-        """Batches of the phase's rows; the first `skip` assigned rows are left out."""
+    def _steps(
+        self, task: PhaseTask, options: ReaderOptions, pace: Pace, skip: int = 0
+    ) -> Iterator[_Step | None]:
+        """Batches of the phase's rows; the first `skip` assigned rows are left out.
+
+        None before a wait for rows that others hold: they may wait for those of the batches before it.
+        """
         reader = BatchReader(self._spec, options, self._cache)
         leased: dict[Leased, LeasedItem] = {}
 
@@ -247,20 +254,19 @@ class Worker:
                 del leased[part]
             return granted
 
-        # With nothing held, wait: what a lost worker held comes back to the queue.
-        while (item := self._lease(pace)) is not None:
+        while True:
+            item = self._client.lease(wait=False)
+            if item is None:
+                # With nothing held, wait: what a lost worker held comes back to the queue.
+                yield None
+                pace.starving()
+                item = self._client.lease()
+            if item is None:
+                return
             for step in reader.steps(work(item), begin):
                 rows = {leased[part].index: count for part, count in step.rows.items()}
                 pace.reading()
                 yield _Step(step.batch, rows, [leased.pop(part) for part in step.finished])
-
-    def _lease(self, pace: Pace) -> LeasedItem | None:
-        """The next item, waited for where none is free."""
-        item = self._client.lease(wait=False)
-        if item is None:
-            pace.starving()
-            item = self._client.lease()
-        return item
 
 
 @dataclass(frozen=True)
