@@ -184,10 +184,11 @@ class LocalStore:
             self._checked(request)
             return
         for name, part in request.keys.items():
+            table = self.table(name)
             keys, counts = as_keys(part.keys), as_keys(part.counts, "counts")
             if len(counts) != len(keys) or (len(counts) and int(counts.min()) < 0):
                 raise ValueError(
-                    f"Table {self.table(name).name!r} needs a count of at least 0 for each key. "
+                    f"Table {table.name!r} needs a count of at least 0 for each key. "
                     f"Received: {len(counts)} counts, {len(keys)} keys"
                 )
         if request.dense:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +15,7 @@ from deeprec_spark.runtime.errors import (
     RegistrationError,
     StaleNodeError,
 )
+from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.work_queue import WorkQueue
 from deeprec_spark.runtime.worker_client import Heartbeat, WorkerClient
 
@@ -284,6 +286,19 @@ def test_a_living_worker_without_progress_is_an_error(start_job):
         running.result(30)
 
 
+def test_workers_that_wait_for_each_others_items_are_an_error(start_job):
+    job = start_job(stall_timeout=0.5)
+    _, one, two = job.all_nodes()
+    running = job.run_phase(Phase("train", items=[{"rows": 1}, {"rows": 1}]))
+    for worker in (one, two):
+        worker.next_phase()
+        assert worker.lease(wait=False) is not None
+    for worker in (one, two):
+        job.pool.submit(worker.lease)
+    with pytest.raises(NodeError, match=r"worker . \(rank .\).*made no progress in phase 'train'"):
+        running.result(30)
+
+
 def test_a_phase_can_have_a_deadline(start_job):
     job = start_job()
     _, one, _ = job.all_nodes()
@@ -371,3 +386,26 @@ def test_malformed_requests_are_refused_and_the_job_goes_on(start_job):
     for client in (one, two):
         work(client)
     running.result(30)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ({0: Answer({"position": {"phase": 1, "rows": []}}), 1: Answer({"position": None})}, "only some"),
+        ({0: Answer({"position": None}), 1: Answer(error_type="TimeoutError", error="late")}, "late"),
+        ({0: Answer({"position": None})}, "no answer"),
+    ],
+)
+def test_a_lost_worker_whose_last_push_is_not_known_ends_the_nodes(answers, reason):
+    """They are then started again from the last checkpoint: its rows must be neither lost nor trained twice."""
+    coordinator = Coordinator(CoordinatorOptions(2, 1, token="token"))
+    state = coordinator._state
+    try:
+        order = state.orders.issue("fence", {}, {0: 1, 1: 1}, time.monotonic())
+        order.answers.update(answers)
+        with state.nodes:
+            assert state._positions(order, "worker 0") == []
+            with pytest.raises(NodeError, match=rf"server 1 \(rank 1\).*\n.*worker 0.*{reason}"):
+                state.raise_failure()
+    finally:
+        coordinator.stop(timeout=0)

@@ -92,3 +92,17 @@ def test_fail_wakes_all(pool):
 def test_wrong_ranks_and_rounds_are_refused(rank, sequence, message):
     with pytest.raises(ValueError, match=message):
         adder()[0].exchange(rank, sequence, 0)
+
+
+def test_a_rank_hears_its_answer_however_many_rounds_went_on_without_it(pool):
+    gather = Gather(
+        "push", (1, 2, 3), 1, lambda parts: dict.fromkeys(parts, sum(parts.values())), 30.0, needed=2
+    )
+    lost = pool.submit(gather.exchange, 1, 1, 1)
+    gather.exchange(2, 1, 10)
+    assert lost.result(30) == 11
+    for sequence in (2, 3):
+        other = pool.submit(gather.exchange, 3, sequence, 100)
+        assert gather.exchange(2, sequence, 10) == 110
+        assert other.result(30) == 110
+    assert gather.exchange(1, 1, 1) == 11

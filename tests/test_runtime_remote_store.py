@@ -422,6 +422,7 @@ def test_no_servers():
         ("width", "width"),
         ("dense", "as long as the dense vector"),
         ("counts", "count of at least 0"),
+        ("unknown", "nowhere"),
     ],
 )
 def test_what_does_not_fit_is_refused_to_its_sender_and_the_round_goes_on(start_cluster, kind, message):
@@ -435,11 +436,12 @@ def test_what_does_not_fit_is_refused_to_its_sender_and_the_round_goes_on(start_
         ),
         "dense": PushRequest({}, np.ones(3, np.float32), None, 1),
         "counts": PullRequest({SPECS[0].name: UniqueKeys(keys, np.array([-1], np.int64))}),
+        "unknown": PullRequest({"nowhere": UniqueKeys(keys, keys)}),
     }[kind]
     sender = Sender(rank=1, incarnation=1, sequence=1)
     connection = Channel(cluster.servers[0].address, token=TOKEN)
     with ThreadPoolExecutor(1) as pool:
-        pulls = kind == "counts"
+        pulls = isinstance(bad, PullRequest)
         waiting = pool.submit(
             second.pull if pulls else second.push,
             PullRequest({}) if pulls else PushRequest({}, None, None, 1),

@@ -145,3 +145,19 @@ def test_the_end_of_the_job_ends_waits(pool: ThreadPoolExecutor) -> None:
     steps.fail(JobEndedError("over"))
     with pytest.raises(JobEndedError, match="over"):
         waiting.result(30)
+
+
+def test_a_worker_that_was_left_out_goes_on_once_nobody_else_trains() -> None:
+    clock = Clock()
+    steps = StalenessBound(SemiSyncOptions(max_staleness=0, patience_secs=60.0), range(1, 4), 1, clock)
+    assert [steps.enter(rank, 1) for rank in (1, 2)] == [0, 0]
+    for sequence in range(1, 6):
+        for rank in (1, 2):
+            steps.pushed(Sender(rank, 1, sequence))
+    steps.pushed(Sender(1, 1, 6))
+    clock.now += 61
+    assert steps.turn(1, 1, 6, 1.0) == 6, "the other one is left out by now"
+    steps.pushed(Sender(1, 1, 7))
+    steps.leave(1, 1)
+    assert steps.turn(2, 1, 5, NOW) is not None
+    assert steps.enter(3, 1) >= 5, "nobody waits for who comes late"

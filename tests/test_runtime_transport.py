@@ -336,3 +336,16 @@ def test_tls_options_are_checked(way):
         TlsOptions(verify_client=True)
     with pytest.raises(ValueError, match="A server with TLS needs"):
         way.server({}, host="127.0.0.1", token=TOKEN, tls=TlsOptions(ca_certificate="x"))
+
+
+def test_a_long_call_whose_connection_breaks_is_tried_again() -> None:
+    pause, calls = threading.Event(), []
+
+    def call() -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            pause.wait(0.4)
+            raise ConnectionLostError("reset after a long wait for others")
+        return "answer"
+
+    assert retried(call, 0.2) == "answer"

@@ -62,14 +62,20 @@ def checked(answer: Message, address: str, method: str) -> Message:
 
 
 def retried(call: Callable[[], T], seconds: float, closed: threading.Event | None = None) -> T:
-    """Repeat a call while its connection is lost, with growing pauses, for at most `seconds`."""
+    """Repeat a call while its connection is lost, with growing pauses, for at most `seconds` after the loss.
+
+    A call that lasted longer than that, before its connection broke, is tried again all the same.
+    """
     cancelled = closed or threading.Event()
-    end = time.monotonic() + seconds
+    end = float("inf")
     pause = 0.05
     while True:
+        began = time.monotonic()
         try:
             return call()
-        except ConnectionLostError as error:  # noqa: PERF203  # to try again is what the loop is for
+        except ConnectionLostError as error:
+            if end == float("inf") or time.monotonic() - began > seconds:
+                end = time.monotonic() + seconds
             if time.monotonic() + pause >= end or cancelled.wait(pause):
                 raise
             logger.warning("Trying again: %s", error)

@@ -162,15 +162,20 @@ class Channel:
         return local
 
     def _dial_locally(self, deadline: float) -> Stream | None:
+        """A connection over the Unix socket; None where there is none: another host, or a server that is gone."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            connected.settimeout(max(0.001, deadline - time.monotonic()))
             connected.connect(b"\0" + self._local_name)
-        except OSError:  # another host, or gone
+            stream = Stream(connected)
+            self._introduce(stream, deadline, None)
+        except RefusedError:
+            connected.close()
+            raise
+        except OSError:
             connected.close()
             self._local_name = b""
             return None
-        stream = Stream(connected)
-        self._introduce(stream, deadline, None)
         return stream
 
     def _introduce(self, stream: Stream, deadline: float, context: ssl.SSLContext | None) -> bytes:

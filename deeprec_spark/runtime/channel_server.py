@@ -79,8 +79,12 @@ class ChannelServer:
         self._local_name = b""
         self._listeners = [listener]
         if local and hasattr(socket, "AF_UNIX"):
-            self._local_name = f"deeprec-spark-{secrets.token_hex(16)}".encode()
-            self._listeners.append(_listen_locally(self._local_name))
+            name = f"deeprec-spark-{secrets.token_hex(16)}".encode()
+            try:
+                self._listeners.append(_listen_locally(name))
+                self._local_name = name
+            except OSError as error:  # systems that know or allow no abstract names
+                logger.info("No Unix socket can be bound, all clients come over TCP: %s", error)
         self._acceptors = [
             threading.Thread(target=self._accept, args=(one,), name=f"accept-{self.address}", daemon=True)
             for one in self._listeners
@@ -183,7 +187,7 @@ class ChannelServer:
             answer = self._handle(method, body)
         try:
             parts, size = encode_parts(answer, max_bytes=self._max_bytes)
-        except ValueError as error:  # too large
+        except Exception as error:  # too large, or nothing that can be sent: the caller must hear it
             parts, size = encode_parts(error_message(method, error))
         send_frame(stream, "", parts, size, time.monotonic() + TRANSFER_SECONDS)
         return self._leave(served)
@@ -221,6 +225,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _listen_locally(name: bytes) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(b"\0" + name)
-    listener.listen(512)
+    try:
+        listener.bind(b"\0" + name)
+        listener.listen(512)
+    except BaseException:
+        listener.close()
+        raise
     return listener

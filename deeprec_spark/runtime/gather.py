@@ -46,7 +46,8 @@ class Gather(Generic[Part, Answer]):
         self._condition = threading.Condition()
         self._round = 1
         self._parts: dict[int, Part] = {}
-        self._answers: Mapping[int, Answer] = {}
+        # Each rank's last answer and its round: rounds may go on without a rank that has not heard it yet.
+        self._answers: dict[int, tuple[int, Answer]] = {}
         self._combining = False
         self._deadline = 0.0
         self._error: Exception | None = None
@@ -60,9 +61,11 @@ class Gather(Generic[Part, Answer]):
             Exception: what `combine` raised, for every rank; the gather stays broken.
         """
         with self._condition:
-            self._check(rank, sequence)
-            if sequence == self._round - 1:
-                return self._answers[rank]
+            self._check_rank(rank)
+            known = self._answers.get(rank)
+            if known is not None and known[0] == sequence:
+                return known[1]
+            self._check_round(rank, sequence)
             if not self._parts:
                 self._deadline = time.monotonic() + self._timeout
             self._parts.setdefault(rank, part)
@@ -75,7 +78,8 @@ class Gather(Generic[Part, Answer]):
             self.fail(error)
             raise
         with self._condition:
-            self._answers, self._parts, self._combining = answers, {}, False
+            self._answers.update((one, (self._round, answer)) for one, answer in answers.items())
+            self._parts, self._combining = {}, False
             self._round += 1
             self._condition.notify_all()
             return answers[rank]
@@ -106,14 +110,14 @@ class Gather(Generic[Part, Answer]):
             self._error = self._error or error
             self._condition.notify_all()
 
-    def _check(self, rank: int, sequence: int) -> None:
+    def _check_rank(self, rank: int) -> None:
         if rank not in self._ranks:
             raise ValueError(f"Ranks {self._ranks} take part in each {self._what}. Received: rank={rank}")
         if self._error is not None:
             raise self._error
-        if sequence not in (self._round - 1, self._round) or (
-            sequence == self._round - 1 and rank not in self._answers
-        ):
+
+    def _check_round(self, rank: int, sequence: int) -> None:
+        if sequence != self._round:
             raise ValueError(
                 f"{self._what} {self._round} is next; every rank takes part in each. Received: rank={rank}, {sequence}"
             )
@@ -131,7 +135,7 @@ class Gather(Generic[Part, Answer]):
             self._condition.wait(max(left, 0.05) if self._combining else left)
         if self._error is not None:
             raise self._error
-        return self._answers[rank]
+        return self._answers[rank][1]
 
     def _missing(self) -> str:
         missing = [describe_rank(one, self._num_ps) for one in self._ranks if one not in self._parts]

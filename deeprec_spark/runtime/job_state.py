@@ -145,19 +145,34 @@ class JobState:
         ):
             self.nodes.wait(self.options.heartbeat_interval)
         self.orders.close(order)
-        if order.missing() and not self.ended:
-            logger.warning("Not all servers said what %s has pushed", self.members.name(rank))
-        rows: dict[int, int] = {}
-        for position in self._positions(order):
-            if position.get("phase") == number:
-                for index, count in rows_of(position.get("rows")).items():
-                    # A push that reached only some servers counts as trained: its rows must not be applied twice.
-                    rows[index] = max(count, rows.get(index, 0))
-        return rows
+        if self.ended:
+            return {}
+        positions = self._positions(order, self.members.name(rank))
+        if not positions or positions[0] is None or positions[0].get("phase") != number:
+            return {}
+        return rows_of(positions[0].get("rows"))
 
-    def _positions(self, order: Order) -> list[Mapping[str, Any]]:
-        found = [answer.data.get("position") for answer in order.answers.values()]
-        return [position for position in found if isinstance(position, Mapping)]
+    def _positions(self, order: Order, name: str) -> list[Mapping[str, Any] | None]:
+        """Where each server says the worker's last push was; the job fails if they do not say, or not the same.
+
+        Then nobody knows which rows are trained, and a restart from the last checkpoint loses none.
+        """
+        positions: list[Mapping[str, Any] | None] = []
+        for server in order.targets:
+            answer = order.answers.get(server)
+            if answer is None or answer.error_type:
+                why = "no answer" if answer is None else f"{answer.error_type}: {answer.error}"
+                self.fail(
+                    self._failure(server, f"did not say what {name}, which was lost, has pushed: {why}")
+                )
+                return []
+            position = answer.data.get("position")
+            positions.append(position if isinstance(position, Mapping) else None)
+            if positions[0] != positions[-1]:
+                reason = f"the last push of {name}, which was lost, has reached only some of the servers"
+                self.fail(self._failure(server, reason))
+                return []
+        return positions
 
     def raise_failure(self) -> None:
         """Raise a NodeError if something has failed, after a moment for further reports.

@@ -143,7 +143,7 @@ class NodeService:
             state = self._state.phase
             if state is None or not has_work():
                 return Message({"status": "wait"})
-            state.last_activity[rank] = time.monotonic()
+            state.active(rank)
             state.joined.add((rank, incarnation))
             blob = np.frombuffer(state.phase.blob, dtype=np.uint8)
             return Message({"status": "phase", "phase": state.message_for(rank)}, {"blob": blob})
@@ -157,15 +157,16 @@ class NodeService:
                 state = self._state.running(_integer(message, "phase"))
                 if self._state.ended or state is None or state.queue is None:
                     return Message({"status": "stop" if self._state.ended else "none"})
-                state.last_activity[rank] = time.monotonic()
                 left = end - time.monotonic()
                 lease = None if state.stopped else state.queue.take((rank, incarnation), steal=left > 0)
                 if lease is not None:
+                    state.active(rank)
                     found = {"index": lease.index, "epoch": lease.epoch, "item": dict(lease.item)}
                     return Message({"status": "item", "done": lease.done, **found})
                 # What others hold may come back if they die: stay until it is done.
                 if state.stopped or state.queue.leased == state.queue.held((rank, incarnation)):
                     return Message({"status": "none"})
+                state.waits(rank)
                 if left <= 0:
                     return Message({"status": "wait"})
                 self._nodes.wait(left)
@@ -177,7 +178,7 @@ class NodeService:
             state = self._state.running(_integer(message, "phase"))
             counted = False
             if state is not None and state.queue is not None:
-                state.last_activity[rank] = time.monotonic()
+                state.active(rank)
                 owner = (rank, incarnation)
                 counted = state.queue.complete(owner, _integer(message, "index"), _integer(message, "epoch"))
                 self._nodes.notify_all()
@@ -190,7 +191,7 @@ class NodeService:
             state = self._state.running(_integer(message, "phase"))
             granted = False
             if state is not None and state.queue is not None and not state.stopped:
-                state.last_activity[rank] = time.monotonic()
+                state.active(rank)
                 owner = (rank, incarnation)
                 granted = state.queue.begin(owner, _integer(message, "index"), _integer(message, "epoch"))
             return Message({"granted": granted})
@@ -202,7 +203,7 @@ class NodeService:
             self._members.current(rank, incarnation)
             state = self._state.running(_integer(message, "phase"))
             if state is not None:
-                state.last_activity[rank] = time.monotonic()
+                state.active(rank)
                 state.progress[rank] = Progress(rank, data)
                 state.unseen_progress = True
                 self._state.driver.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,8 +77,17 @@ class PhaseState:
     progress: dict[int, Progress] = field(default_factory=dict)
     last_activity: dict[int, float] = field(default_factory=dict)
     joined: set[tuple[int, int]] = field(default_factory=set)
+    moved: float = field(default_factory=time.monotonic)
     unseen_progress: bool = False
     stopped: bool = False
+
+    def active(self, rank: int) -> None:
+        """This rank has moved the phase on."""
+        self.last_activity[rank] = self.moved = time.monotonic()
+
+    def waits(self, rank: int) -> None:
+        """This rank waits for what others hold: it is as active as they are, so a wait of all for all has an end."""
+        self.last_activity[rank] = max(self.last_activity.get(rank, 0.0), self.moved)
 
     @property
     def finished(self) -> bool:

@@ -124,9 +124,10 @@ class Stream:
     @staticmethod
     def _send_all(stream: ssl.SSLSocket, data: Any, deadline: float | None) -> None:
         view = memoryview(data)
-        for start in range(0, len(view), _BUFFER_BYTES):
+        while view:
+            # Not sendall, which gives each record that much time.
             stream.settimeout(_left(deadline))
-            stream.sendall(view[start : start + _BUFFER_BYTES])
+            view = view[stream.send(view) :]
 
     def _limit(self, option: int, deadline: float | None) -> None:
         """Have the kernel end a wait at about the deadline; set anew only where it differs by much."""

@@ -198,6 +198,10 @@ class StepPipeline:
                 if answer is Begin.STOP:
                     waiting = None
                     break
+                if answer is Begin.SKIP:
+                    raise RuntimeError(
+                        "Steps can be left out only where no pull runs ahead (max_staleness=0)."
+                    )
                 self.stale_pulls += bool(pulled)
                 pulled.append((waiting, store.submit(self._pull, waiting)))
                 waiting = next(steps, None)
