@@ -12,8 +12,8 @@ from benchmarks.simulator import Clock, Cluster, Costs, Host, Link, predict
 
 pytestmark = pytest.mark.timeout(240)
 PLAIN = Costs(samples=100, rows=1000, compute=0.02, threads=1, row_bytes=0)
-# Steps of equal length may fall into a rhythm in which all come at once, and a faster part may bring it on (as in Graham's
-# anomalies of scheduling): that more is never slower is no theorem, but holds but for so much. Hence no random examples.
+# Steps of equal length may fall into a rhythm in which all come at once, and a faster part may bring it on (Graham's
+# anomalies): that more is never slower is no theorem, but holds but for so much. Hence no random examples.
 NOISE = 1.2
 
 costs = st.builds(
