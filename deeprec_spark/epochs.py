@@ -11,7 +11,7 @@ from typing import Any
 from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.data import ParquetDataset
 from deeprec_spark.data.arrays import unpack_arrays
-from deeprec_spark.data.shuffle import buffers, pieces
+from deeprec_spark.data.shuffle import SOURCES, buffers, pieces
 from deeprec_spark.position import EpochPosition, WorkerArrays
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
 from deeprec_spark.runtime.work_queue import WorkQueue
@@ -52,6 +52,11 @@ class EpochPlan:
                 "In sync mode batch_size is the global batch, so it must be at least the number of workers. "
                 f"Received: batch_size={self.batch_size}, num_workers={self.cluster.num_workers}"
             )
+
+    @property
+    def cutting(self) -> str:
+        """The rules by which leases are cut: positions of a plan with others mean other rows."""
+        return f"{LEASES_PER_WORKER}, {MAX_LEASE_ROWS}, {BUFFERS_PER_WORKER}, {SOURCES}"
 
     @property
     def worker_batch_size(self) -> int:

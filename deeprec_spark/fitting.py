@@ -352,6 +352,8 @@ class FitLoop:
             self._plan.num_lease_workers,
             self._plan.fingerprint,
             options.shuffle_rows,
+            self._train.description,
+            self._plan.cutting,
         )
 
     def _first_position(self, resume: bool | None = None) -> FitPosition:

@@ -23,7 +23,9 @@ class FitIdentity:
     """What must be the same for a fit to go on where another one was cut short.
 
     `data` is the fingerprint of the staged rows. `num_workers` is that for which leases are cut. In sync mode it must
-    be the same, since each rank has its own rows; in async mode the old leases are kept.
+    be the same, since each rank has its own rows; in async mode the old leases are kept. `columns` are the features,
+    labels and weight that are trained, `cutting` the rules by which leases are cut: another release may have others.
+    Checkpoints of before say nothing of the last ones.
     """
 
     mode: str
@@ -36,11 +38,13 @@ class FitIdentity:
     num_workers: int
     data: str
     shuffle_rows: int = 0
+    columns: str = ""
+    cutting: str = ""
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """What differs from another identity, one text each: `epochs=3 instead of 2`."""
         mine = asdict(self)
-        other = {"shuffle_rows": 0, **other}
+        other = {"shuffle_rows": 0, "columns": self.columns, "cutting": self.cutting, **other}
         if self.mode == "async":
             del mine["num_workers"]
         return [

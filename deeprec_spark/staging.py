@@ -52,6 +52,12 @@ class StagedData:
     spec: FeatureSpec
     sample_weight: str | None = None
 
+    @property
+    def description(self) -> str:
+        """Which columns are trained, in words that tell two choices of the same data apart."""
+        weight = f", weight {self.sample_weight}" if self.sample_weight else ""
+        return f"{', '.join(self.spec.feature_names)} for {', '.join(self.spec.label_names)}{weight}"
+
 
 class Staging:
     """Writes data below `root` for as long as the context is open, and removes it afterwards.

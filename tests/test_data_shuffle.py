@@ -134,3 +134,15 @@ def test_a_fit_does_not_go_on_in_another_order() -> None:
     # Checkpoints of before had no such thing.
     del other["shuffle_rows"]
     assert FitIdentity("async", 1, 0, 50, None, True, 0, 2, "x").differences(other) == []
+
+
+def test_a_fit_does_not_go_on_with_other_labels_or_leases() -> None:
+    mine = FitIdentity("async", 1, 0, 50, None, True, 0, 2, "x", columns="user for click", cutting="16, 4")
+    other = {**mine.__dict__, "columns": "user for buy", "cutting": "16, 8"}
+    assert mine.differences(other) == [
+        "columns='user for click' instead of 'user for buy'",
+        "cutting='16, 4' instead of '16, 8'",
+    ]
+    # Checkpoints of before had no such things.
+    del other["columns"], other["cutting"]
+    assert mine.differences(other) == []
