@@ -224,7 +224,7 @@ class FaultRun:
         self.num_ps = wanted.setdefault("num_ps", 1)
         self.num_workers = wanted.setdefault("num_workers", 2)
         self.fault_at = 0.0
-        config = {"seconds": 0.02, **wanted.pop("config", {})}
+        config = {"seconds": 0.05, **wanted.pop("config", {})}
         wanted = {"mode": "async", "epochs": EPOCHS, "train": data.train, "test": data.test, **wanted}
         driver.send({**wanted, "config": config, "rows": data.rows, "model_dir": str(model_dir)})
 
