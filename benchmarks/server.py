@@ -120,15 +120,15 @@ def drive(pipe: Pipe, way: str, address: str, number: int, cores: set[int]) -> N
     pipe.send("ready")
     try:
         while True:
-            load, begin, seconds = pipe.recv()
+            load, seconds = pipe.recv()
             if seconds == 0:
                 _fill(store, load)
                 pipe.send((0, 0))
                 continue
             batches = [_requests(load, random) for _ in range(8)]
-            while time.time() < begin:
-                time.sleep(max(0.0, begin - time.time()))
-            pipe.send(_work(store, load, batches, begin + seconds))
+            pipe.send("prepared")
+            pipe.recv()  # once all are
+            pipe.send(_work(store, load, batches, time.monotonic() + seconds))
     except EOFError:
         store.close()
 
@@ -167,7 +167,7 @@ def _requests(load: Load, random: np.random.Generator) -> tuple[Any, Any]:
 
 def _work(store: Any, load: Load, batches: Sequence[tuple[Any, Any]], end: float) -> tuple[int, int]:
     requests = 0
-    while time.time() < end:
+    while time.monotonic() < end:
         pull, push = batches[requests % len(batches)]
         store.pull(pull)
         requests += 1
@@ -216,7 +216,7 @@ def measure(ways: Sequence[str], numbers: Sequence[int], seconds: float, rounds:
                     drivers.append(driver)
                 for driver in drivers:
                     driver.receive()
-                drivers[0].send((LOADS[0], 0.0, 0))
+                drivers[0].send((LOADS[0], 0))
                 drivers[0].receive()
                 groups.append((way, server, drivers))
             for load in LOADS:
@@ -241,14 +241,16 @@ def measure(ways: Sequence[str], numbers: Sequence[int], seconds: float, rounds:
 
 
 def _time(result: Result, load: Load, server: Process, drivers: Sequence[Process], seconds: float) -> None:
-    begin = time.time() + 0.3
     for driver in drivers:
-        driver.send((load, begin, seconds))
-    time.sleep(max(0.0, begin - time.time()))
+        driver.send((load, seconds))
+    for driver in drivers:
+        driver.receive()
     server.send("cpu")
-    before = server.receive()
+    before, begin = server.receive(), time.monotonic()
+    for driver in drivers:
+        driver.send("go")
     answers = [driver.receive() for driver in drivers]
-    elapsed = time.time() - begin
+    elapsed = time.monotonic() - begin
     server.send("cpu")
     result.busy.append((server.receive() - before) / elapsed)
     result.requests.append(sum(requests for requests, _ in answers) / elapsed)

@@ -16,7 +16,7 @@ from deeprec_spark.checkpoint.errors import CheckpointCorruptError
 from deeprec_spark.cli import app
 from tests import checkpoints
 from tests.servers.faults import FaultyProxy
-from tests.servers.s3 import ACCESS, BUCKET, SECRET, S3Server
+from tests.servers.s3 import BUCKET, S3Server, client_environment
 
 
 def age(directory: str) -> Path:
@@ -120,10 +120,8 @@ def place(
         yield str(tmp_path / "copies"), tmp_path / "copies"
         return
     with S3Server(tmp_path / "s3") as server, FaultyProxy(server.port) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{proxy.port}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        for name, value in client_environment(proxy.port).items():
+            monkeypatch.setenv(name, value)
         yield f"s3://{BUCKET}/copies", server.place("copies")
 
 

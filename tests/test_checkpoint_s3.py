@@ -15,7 +15,7 @@ from deeprec_spark.checkpoint.tools import compact
 from deeprec_spark.cli import app
 from tests import checkpoints
 from tests.servers.faults import Fault, FaultyProxy, Request
-from tests.servers.s3 import ACCESS, BUCKET, SECRET, S3Server
+from tests.servers.s3 import ACCESS, BUCKET, SECRET, S3Server, client_environment
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -31,10 +31,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def proxy(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """The server behind a proxy, which the environment names."""
     with FaultyProxy(server.port) as running:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{running.port}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        for name, value in client_environment(running.port).items():
+            monkeypatch.setenv(name, value)
         monkeypatch.setenv("DEEPREC_S3_ATTEMPTS", "3")  # later ones wait for many seconds
         yield running
 
@@ -83,7 +81,7 @@ def test_one_put_commits_a_checkpoint(proxy: FaultyProxy) -> None:
 
 
 def test_endpoint_and_credentials_in_the_uri(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+    for name in client_environment(server.port):
         monkeypatch.delenv(name, raising=False)
     query = f"?endpoint_override=127.0.0.1:{server.port}&scheme=http&access_key={ACCESS}&secret_key={SECRET}"
     store, directories = checkpoints.write_chain(f"s3://{BUCKET}/by-uri{query}", deltas=1)

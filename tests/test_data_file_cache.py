@@ -19,7 +19,7 @@ from deeprec_spark.data import BatchReader, ParquetDataset, ReaderOptions
 from deeprec_spark.data.file_cache import CacheOptions, FileCache
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 from tests.servers.faults import Fault, FaultyProxy, Request
-from tests.servers.s3 import ACCESS, BUCKET, SECRET, S3Server
+from tests.servers.s3 import BUCKET, S3Server, client_environment
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -36,10 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def proxy(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """The server behind a proxy that sees each request; the environment names it."""
     with FaultyProxy(server.port) as running:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{running.port}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        for name, value in client_environment(running.port).items():
+            monkeypatch.setenv(name, value)
         yield running
 
 

@@ -124,7 +124,7 @@ def _dots(vectors: Tensor) -> Tensor:
     places = np.full((fields, fields), pairs)
     places[rows, columns] = places[columns, rows] = np.arange(pairs)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def dots(vectors: Tensor) -> tuple[Tensor, Any]:
         products = tf.reshape(tf.matmul(vectors, vectors, transpose_b=True), [-1, fields * fields])
 

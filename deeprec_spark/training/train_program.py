@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -65,6 +65,23 @@ class PartTensors:
     labels: Sequence[Tensor]
     weight: Sequence[Tensor]
     size: int
+
+
+class _Given(NamedTuple):
+    """What the traced functions take, in this order; lists by group of tables, by column, by output."""
+
+    flat: Tensor
+    state: Tensor
+    rows: list[Tensor]
+    inverse: list[Tensor]
+    sizes: list[Tensor]
+    uniques: list[Tensor]
+    columns: list[Tensor]
+    labels: list[Tensor]
+    weight: list[Tensor]
+
+
+_GIVEN = len(_Given._fields)
 
 
 class TrainProgram:
@@ -213,7 +230,8 @@ class TrainProgram:
             body = self._step if whole else self._part
             share = [] if whole else [tf.TensorSpec([], tf.float32)]
             self._functions[key] = self._trace(
-                lambda *arguments: body(dense_part, *arguments), [*self._signature, *share]
+                lambda *arguments: body(dense_part, _Given(*arguments[:_GIVEN]), *arguments[_GIVEN:]),
+                [*self._signature, *share],
             )
         return self._functions[key]
 
@@ -222,51 +240,27 @@ class TrainProgram:
         traced = tf.function(function, input_signature=list(signature), autograph=False)
         return traced.get_concrete_function()
 
-    def _step(
-        self,
-        dense_part: Any,
-        flat: Tensor,
-        flat_state: Tensor,
-        rows: list[Tensor],
-        inverse: list[Tensor],
-        sizes: list[Tensor],
-        uniques: list[Tensor],
-        columns: list[Tensor],
-        labels: list[Tensor],
-        weight: list[Tensor],
-    ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    def _step(self, dense_part: Any, given: _Given) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
         """A whole batch."""
-        checks, gradient, delta, gathered = self._part(
-            dense_part, flat, flat_state, rows, inverse, sizes, uniques, columns, labels, weight
-        )
-        check, gradient, row_gradients = self._end(gradient, gathered, inverse, uniques)
+        checks, gradient, delta, gathered = self._part(dense_part, given)
+        check, gradient, row_gradients = self._end(gradient, gathered, given.inverse, given.uniques)
         return tf.concat([checks, check], 0), gradient, delta, row_gradients
 
     def _part(
-        self,
-        dense_part: Any,
-        flat: Tensor,
-        flat_state: Tensor,
-        rows: list[Tensor],
-        inverse: list[Tensor],
-        sizes: list[Tensor],
-        uniques: list[Tensor],
-        columns: list[Tensor],
-        labels: list[Tensor],
-        weight: list[Tensor],
-        share: Tensor | None = None,
+        self, dense_part: Any, given: _Given, share: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
         """The checks, the dense gradient, how the state moved, and the gradients of the gathered rows."""
-        parts = split_calls(self._plan, lookup(rows, inverse), sizes)
+        columns, labels, weight = given.columns, given.labels, given.weight
+        parts = split_calls(self._plan, lookup(given.rows, given.inverse), given.sizes)
         loss, outputs, gradient, of_calls, new_state, local = dense_part(
-            flat, flat_state, parts, columns, labels, weight, share
+            given.flat, given.state, parts, columns, labels, weight, share
         )
         for variable, value in zip(self._changed, local, strict=True):
             variable.assign(value)
         inputs, targets = self._binding.pack(columns), self._outputs.pack(labels)
         update_metrics(self._model, inputs, targets, self._outputs.restore(outputs), weight, loss)
         checks = tf.stack(sums([loss, *outputs]))
-        delta = [new_state - flat_state] if self._state.size else []
+        delta = [new_state - given.state] if self._state.size else []
         return checks, gradient, delta, _join_calls(self._plan, of_calls)
 
     def _dense_part(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -17,6 +16,7 @@ from deeprec_spark.runtime.transport import Connection
 from tests.faults import checks
 from tests.faults.harness import Data, Driver, FaultRun
 from tests.faults.record import Outcome, Recorder
+from tests.servers.cache import needs
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -35,10 +35,9 @@ def ports(process: psutil.Process) -> list[int]:
 
 def cut(port: int) -> int:
     """Have the kernel end all connections to a port at once; how many there were."""
-    if shutil.which("ss") is None:
-        pytest.skip("ss is not installed (Debian's iproute2)")
+    ss = needs("ss", "it cuts connections (Debian's iproute2)")
     done = subprocess.run(
-        ["ss", "-K", "-n", "-H", "dport", "=", f":{port}"], capture_output=True, text=True, check=False
+        [ss, "-K", "-n", "-H", "dport", "=", f":{port}"], capture_output=True, text=True, check=False
     )
     if "not permitted" in done.stderr or "not supported" in done.stderr:
         pytest.skip(f"the kernel does not let us cut connections: {done.stderr.strip()}")

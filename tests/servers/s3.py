@@ -21,6 +21,16 @@ _START_SECONDS = 60.0
 _TRIES = 5
 
 
+def client_environment(port: int) -> dict[str, str]:
+    """What leads S3 clients to the server, or a proxy before it, at this port."""
+    return {
+        "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": ACCESS,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+    }
+
+
 def versitygw() -> Path:
     """The server's program, built from the Go module proxy at first use (about a minute)."""
     go = needs("go", "it builds the S3 server (versitygw) that these tests run against")
