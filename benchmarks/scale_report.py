@@ -144,8 +144,8 @@ class Report:
             return Limit(mode, servers, last, rates[last], "not within what was simulated")
         found = self.grid[mode, beyond[0], servers]
         reasons = {
-            "server cores": "the servers' cores are busy: more cores for each, or larger steps; more servers share rows, "
-            "but not what a message costs",
+            "server cores": "the servers' cores are busy: more cores for each, or larger steps; more servers "
+            "share rows, but not what a message costs",
             "server link": "the servers' network is full: more servers, or less to send",
             "worker cores": "a worker's own cores are busy with messages to so many servers",
             "worker link": "a worker's network is full",
