@@ -100,6 +100,7 @@ class Estimator:
 
         Example:
             >>> estimator = Estimator.from_keras(model_creator=creator, num_ps=1)  # doctest: +SKIP
+            >>> estimator.fit(df, epochs=2, batch_size=512, label_cols=["click"])  # doctest: +SKIP
         """
         if backend != "spark":
             raise ValueError(f"backend must be 'spark'. Received: backend={backend!r}")
