@@ -90,10 +90,7 @@ class Estimator:
             config: what `model_creator` and data creators get.
             backend: "spark", the one there is.
             spark: the session to train on; None takes the active one or makes one.
-            num_ps, num_workers, workers_per_node, mode, placement, semi_sync, sparse_optimizer, model_dir,
-                feature_spec, seed, warm_start, checkpoints, restarts, tracing, shuffle_rows, cache_dir, cache_mb,
-                log_to_driver, tls, max_message_mb, pipeline, wire_dtype, deadlines, dense_step,
-                executor_policy: see EstimatorOptions.
+            All others: see EstimatorOptions.
 
         Raises:
             ValueError: an option is wrong, or another backend is asked for.
