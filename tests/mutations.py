@@ -6,7 +6,8 @@ import copy
 import json
 import pickle
 import random
-from collections.abc import Mapping
+import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ ODD_VALUES: list[Any] = [
     [1, "a", None],
 ]
 
+_EXTREMES = struct.Struct("<q")
+
 
 class Exploit:
     """Pickled, it makes a file when it is loaded."""
@@ -49,29 +52,31 @@ class Exploit:
 
 
 class Mutator:
-    """Bodies made of valid messages: bytes flipped, cut, spliced; headers and array entries replaced; mere noise.
+    """Bodies made of valid messages: bytes flipped, cut, spliced; headers, array entries, numbers replaced; noise.
 
     `marker` is a file that comes into being if a pickle among them is ever loaded.
     """
 
-    def __init__(self, seed: int, base: Mapping[str, Message], marker: Path) -> None:
+    def __init__(self, seed: int, base: Sequence[tuple[str, Message]], marker: Path) -> None:
         self._random = random.Random(seed)
-        self._base = {method: bytes(encode(message).to_pybytes()) for method, message in base.items()}
-        self._methods = sorted(base)
+        self._base = [(method, bytes(encode(message).to_pybytes())) for method, message in base]
         self._exploit = pickle.dumps(Exploit(marker))
         self._kinds = (
             *(self._flipped, self._flipped, self._cut, self._spliced),
-            *(self._header, self._header, self._entries, self._noise),
+            *(self._header, self._header, self._entries, self._noise, self._extreme),
         )
 
     def next(self) -> tuple[str, bytes]:
         """A method and a body."""
-        method = self._random.choice(self._methods)
-        body = self._base[method]
+        method, body = self._random.choice(self._base)
         kind = self._random.choice(self._kinds)
         if self._random.random() < 0.03:
             method = self._random.choice(["", "nothing", "__init__", "x" * 3000, "púll", "pull\0"])
         return method, kind(body)
+
+    def of(self, index: int) -> bytes:
+        """A body made of one of the messages."""
+        return self._random.choice(self._kinds)(self._base[index][1])
 
     def _flipped(self, body: bytes) -> bytes:
         data = bytearray(body)
@@ -79,13 +84,24 @@ class Mutator:
             data[self._random.randrange(len(data))] = self._random.randrange(256)
         return bytes(data)
 
+    def _extreme(self, body: bytes) -> bytes:
+        """A few numbers of arrays replaced by the largest and smallest ones, and by such as are none."""
+        content, rest = _taken_apart(body)
+        data = bytearray(rest)
+        for _ in range(self._random.randint(1, 4)):
+            if len(data) >= _EXTREMES.size:
+                at = self._random.randrange(0, len(data) - _EXTREMES.size + 1, _EXTREMES.size)
+                value = self._random.choice((2**63 - 1, 2**62, -(2**63), -1, 0x7FC000007FC00000, 1 << 40))
+                _EXTREMES.pack_into(data, at, value)
+        return _put_together(content, bytes(data))
+
     def _cut(self, body: bytes) -> bytes:
         if self._random.random() < 0.3:
             return body + self._random.randbytes(self._random.randrange(1, 200))
         return body[: self._random.randrange(len(body))]
 
     def _spliced(self, body: bytes) -> bytes:
-        other = self._base[self._random.choice(self._methods)]
+        _, other = self._random.choice(self._base)
         return body[: self._random.randrange(len(body))] + other[self._random.randrange(len(other)) :]
 
     def _noise(self, body: bytes) -> bytes:

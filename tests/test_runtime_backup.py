@@ -66,6 +66,12 @@ def test_a_round_of_two_of_three(pool: ThreadPoolExecutor) -> None:
         gather.wait_for(sequence)
 
 
+def test_a_round_that_is_far_ahead_is_not_waited_for() -> None:
+    gather = summed()
+    with pytest.raises(ValueError, match=r"push 1 is next; nobody is more than one ahead of it. Received: 3"):
+        gather.wait_for(3)
+
+
 def test_a_deadline_says_how_many_are_missing(pool: ThreadPoolExecutor) -> None:
     gather = summed(timeout=0.2)
     with pytest.raises(TimeoutError, match=r"Missing: 1 of worker 0 \(rank 1\), worker 2 \(rank 3\)$"):

@@ -41,8 +41,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def push(sequence: int, rank: int = 1) -> Message:
-    message = encode_push(Sender(rank, 1, sequence), PushRequest({}, None, None, 1))
+def push(sequence: int, rank: int = 1, incarnation: int = 1, position: int | None = None) -> Message:
+    where = None if position is None else {"at": position}
+    message = encode_push(Sender(rank, incarnation, sequence), PushRequest({}, None, None, 1), where)
     return Message(message.header, {name: np.asarray(array) for name, array in message.arrays.items()})
 
 
@@ -92,3 +93,16 @@ def test_others_than_the_jobs_workers_push_nothing() -> None:
     server = ParameterServer(SlowStore(), ServerOptions(1, 2))
     with pytest.raises(ValueError, match=r"Workers of this job are ranks \[1, 2\]. Received: rank=0"):
         server.handlers()["push"](push(1, rank=0))
+
+
+def test_however_many_copies_of_a_worker_come_memory_does_not_grow() -> None:
+    store = SlowStore()
+    store.may_end.set()
+    server = ParameterServer(store, ServerOptions(1, 2))
+    for incarnation in range(1, 101):
+        server.handlers()["push"](push(1, 2, incarnation, position=incarnation))
+        server.handlers()["push"](push(incarnation, 1, position=incarnation))
+    assert [len(copies) for copies in server._copies.values()] == [1, 8]
+    # The driver may not have dealt with the loss of the last ones yet.
+    assert [server.fence(2, incarnation) for incarnation in (1, 93, 100)] == [None, {"at": 93}, {"at": 100}]
+    assert server.fence(1, 1) == {"at": 100}

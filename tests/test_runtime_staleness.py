@@ -108,6 +108,14 @@ def test_a_copy_that_was_given_up_cannot_come_back() -> None:
     assert steps.turn(1, 4, 0, NOW) == 1
 
 
+def test_a_copy_that_was_replaced_does_not_take_the_place_of_the_new_one() -> None:
+    steps = bound()
+    steps.enter(1, 4)
+    with pytest.raises(StaleNodeError, match=r"was replaced.*incarnation=3, newest=4"):
+        steps.enter(1, 3)
+    assert steps.turn(1, 4, 0, NOW) == 1
+
+
 def test_a_silent_worker_is_left_out_until_it_pushes() -> None:
     clock = Clock()
     steps = bound(staleness=0, patience=10.0, clock=clock)

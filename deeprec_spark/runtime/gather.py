@@ -87,12 +87,19 @@ class Gather(Generic[Part, Answer]):
     def wait_for(self, sequence: int) -> None:
         """Wait until round `sequence` is the next one, or is over.
 
+        Nobody who takes part is further than one round ahead: they have waited for the ones before.
+
         Raises:
+            ValueError: it is further ahead than that.
             TimeoutError: not every rank came in time for the rounds before.
             Exception: what broke the gather.
         """
         end = time.monotonic() + self._timeout
         with self._condition:
+            if sequence > self._round + 1:
+                raise ValueError(
+                    f"{self._what} {self._round} is next; nobody is more than one ahead of it. Received: {sequence}"
+                )
             while self._round < sequence and self._error is None:
                 left = end - time.monotonic()
                 if left <= 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +30,9 @@ from deeprec_spark.runtime.store_messages import (
 from deeprec_spark.runtime.synchronous import merge_pulls, merge_pushes
 
 DEFAULT_SYNC_TIMEOUT = 300.0
+
+_COPIES_KEPT = 8
+"""Of each worker: the last one, and those whose loss the driver may not have dealt with yet."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,15 @@ class SequenceGuard:
             self._newest[rank] = (incarnation + 1, 0)
 
 
+@dataclass
+class _Copy:
+    """One incarnation of a worker: its pushes that are being applied, and what came of the last one."""
+
+    pushing: int = 0
+    position: Any = None
+    failed: Exception | None = None
+
+
 class ParameterServer:
     """The handlers of one server over its store.
 
@@ -96,9 +107,7 @@ class ParameterServer:
         self._store = store
         self._options = options
         self._lock = threading.Condition()
-        self._pushing: Counter[tuple[int, int]] = Counter()
-        self._positions: dict[tuple[int, int], Any] = {}
-        self._failed: dict[tuple[int, int], Exception] = {}
+        self._copies: dict[int, dict[int, _Copy]] = {rank: {} for rank in options.worker_ranks}
         self._pulls = SequenceGuard(options.num_ps)
         self._pushes = SequenceGuard(options.num_ps)
         self._step = 0
@@ -141,15 +150,17 @@ class ParameterServer:
         Raises:
             TimeoutError: the running push did not end in time.
         """
-        copy = (rank, incarnation)
         with self._lock:
             self._pushes.turn_away(rank, incarnation)
             self._pulls.turn_away(rank, incarnation)
-            if not self._lock.wait_for(lambda: not self._pushing[copy], timeout):
+            copy = self._copies.get(rank, {}).get(incarnation)
+            if copy is None:
+                return None
+            if not self._lock.wait_for(lambda: not copy.pushing, timeout):
                 raise TimeoutError(
                     f"A push of {describe_rank(rank, self._options.num_ps)} was still running after {timeout:.0f} s."
                 )
-            return self._positions.get(copy)
+            return copy.position
 
     def _create_tables(self, message: Message) -> Message:
         specs = [spec_from_dict(entry) for entry in message.header["specs"]]
@@ -188,36 +199,46 @@ class ParameterServer:
             self._store.check(request)
             return Message({"step": self._push_gather.exchange(sender.rank, sender.sequence, request)})
         sender = self._sender(message)
-        copy = (sender.rank, sender.incarnation)
         with self._lock:
-            if not self._pushes.is_new(sender):
-                self._wait_for_first(sender)
+            known = not self._pushes.is_new(sender)
+            copy = self._copy(sender)
+            if known:
+                self._wait_for_first(copy, sender)
                 return Message({"step": self._step})
-            self._failed.pop(copy, None)
-            self._pushing[copy] += 1
+            copy.failed = None
+            copy.pushing += 1
         try:
             self._step = self._store.push(request)
-            self._positions[copy] = message.header.get("position")
+            copy.position = message.header.get("position")
         except Exception as error:
-            self._failed[copy] = error
+            copy.failed = error
             raise
         finally:
             with self._lock:
-                self._pushing[copy] -= 1
+                copy.pushing -= 1
                 self._lock.notify_all()
         return Message({"step": self._step})
 
-    def _wait_for_first(self, sender: Sender) -> None:
+    def _copy(self, sender: Sender) -> _Copy:
+        """What is kept of this copy of a worker. That of long replaced ones goes, however many there were."""
+        copies = self._copies[sender.rank]
+        if sender.incarnation not in copies:
+            for old in sorted(copies)[: max(0, len(copies) - _COPIES_KEPT + 1)]:
+                if not copies[old].pushing:
+                    del copies[old]
+            copies[sender.incarnation] = _Copy()
+        return copies[sender.incarnation]
+
+    def _wait_for_first(self, copy: _Copy, sender: Sender) -> None:
         """A push came again because its answer was lost: answer as it was, or would have been, answered.
 
         It may still be at work. Whoever is told that it is done takes a save for one that has it.
         """
-        copy = (sender.rank, sender.incarnation)
         timeout = self._options.sync_timeout
-        if not self._lock.wait_for(lambda: not self._pushing[copy], timeout):
+        if not self._lock.wait_for(lambda: not copy.pushing, timeout):
             raise TimeoutError(f"A push was still running after {timeout:.0f} s. Received: {sender}")
-        if copy in self._failed:
-            raise self._failed[copy]
+        if copy.failed is not None:
+            raise copy.failed
 
     def _sender(self, message: Message) -> Sender:
         sender = Sender.of(message)

@@ -103,6 +103,12 @@ class StalenessBound:
                     f"{describe_rank(rank, self._num_ps)} was given up; this copy must end. "
                     f"Received: incarnation={incarnation}"
                 )
+            known = self._runners.get(rank)
+            if known is not None and incarnation < known.incarnation:
+                raise StaleNodeError(
+                    f"{describe_rank(rank, self._num_ps)} was replaced; this copy must end. "
+                    f"Received: incarnation={incarnation}, newest={known.incarnation}"
+                )
             self._remove(rank)
             done = self._slowest()
             self._runners[rank] = _Runner(incarnation, done, self._clock())

@@ -37,6 +37,8 @@ WireType = Literal["float32", "bfloat16"]
 WIRE_TYPES: tuple[WireType, ...] = ("float32", "bfloat16")
 
 _MAX_COUNT = 1 << 48
+_MAX_OCCURRENCES = (1 << 32) - 1
+"""Of a key in one request; tables count no further, and the sum of all workers' must not wrap around."""
 _ALIGNED_FLOATS = 16
 _MAX_RATE = 1e30
 
@@ -92,6 +94,10 @@ def decode_pull(message: Message) -> PullRequest:
     keys, counts = message.array("keys", np.int64), message.array("counts", np.int64)
     _check_total("keys", keys, bounds[-1])
     _check_total("counts", counts, bounds[-1])
+    if len(counts) and int(counts.max()) > _MAX_OCCURRENCES:
+        raise ValueError(
+            f"A key occurs at most {_MAX_OCCURRENCES} times in a pull. Received: counts of {int(counts.max())}"
+        )
     parts = {
         table: UniqueKeys(keys[begin:end], counts[begin:end])
         for table, begin, end in zip(tables, bounds, bounds[1:], strict=False)
