@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from deeprec_spark.runtime.channel import Channel
 from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.errors import ConnectionLostError
 from deeprec_spark.runtime.frames import HEAD_BYTES
+from deeprec_spark.runtime.handshake import RefusedError, introduce
 from deeprec_spark.runtime.messages import Message, encode
 from deeprec_spark.runtime.stream import ClosedError, Stream
 from deeprec_spark.runtime.transport import TlsOptions, split_address
@@ -84,15 +85,32 @@ def test_without_a_unix_socket_it_is_tcp(service: Service) -> None:
     server.stop()
 
 
-def test_the_unix_socket_takes_no_one_without_the_token(server: ChannelServer) -> None:
+@pytest.mark.parametrize("token", ["", TOKEN])
+def test_the_unix_socket_takes_no_one_who_was_not_told_of_it(server: ChannelServer, token: str) -> None:
+    """Names of sockets can be read in /proc by everybody on a host; the token alone does not do there."""
+    assert server._door is not None
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(b"\0" + server._local_name)
-        stranger.settimeout(20)
-        greeting = stranger.recv(100)
-        assert len(greeting) == 36
-        stranger.sendall(b"DRH1" + bytes(64))
-        assert stranger.recv(1000)[4:5] == b"\1"
-        assert stranger.recv(1) == b""
+        stranger.connect(b"\0" + server._door.name)
+        stream = Stream(stranger)
+        with pytest.raises(RefusedError):
+            introduce(stream, token, time.monotonic() + 20)
+        with pytest.raises(ClosedError):
+            stream.receive(memoryview(bytearray(1)), time.monotonic() + 20)
+
+
+def test_whoever_else_has_the_name_of_the_unix_socket_is_left_alone(
+    server: ChannelServer, service: Service
+) -> None:
+    other = serve(service)
+    assert server._door is not None
+    assert other._door is not None
+    channel = Channel(server.address, token=TOKEN)
+    channel._door = replace(server._door, name=other._door.name)
+    assert channel.call("echo", Message({"on": True})).header == {"on": True}
+    [stream] = channel._idle
+    assert stream._socket.getpeername().removeprefix(b"\0") == server._door.name
+    channel.close()
+    other.stop()
 
 
 def test_connections_are_kept_and_each_call_at_a_time_has_its_own(
@@ -266,7 +284,10 @@ def test_many_parts_are_sent_in_several_calls_and_arrive_in_order() -> None:
     receiver.close()
 
 
-def test_with_tls_the_handshake_of_a_local_client_is_over_tls_too(service: Service, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsOptions:
+    """A certificate of this host, which is its own authority."""
+    place = tmp_path_factory.mktemp("tls")
     subprocess.run(
         [
             *(
@@ -282,12 +303,18 @@ def test_with_tls_the_handshake_of_a_local_client_is_over_tls_too(service: Servi
                 "/CN=localhost",
             ),
             *("-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"),
+            *("-keyout", place / "key.pem", "-out", place / "cert.pem"),
         ],
         check=True,
         capture_output=True,
     )
-    tls = TlsOptions(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"), str(tmp_path / "cert.pem"))
+    return TlsOptions(str(place / "cert.pem"), str(place / "key.pem"), str(place / "cert.pem"))
+
+
+def test_with_tls_the_handshake_of_a_local_client_is_over_tls_too(
+    service: Service, tls: TlsOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_server, "HANDSHAKE_SECONDS", 2.0)
     server = serve(service, tls=tls)
     channel = Channel(server.address, token=TOKEN, tls=tls)
     assert channel.call("echo", Message({"on": True})).header == {"on": True}
@@ -297,6 +324,26 @@ def test_with_tls_the_handshake_of_a_local_client_is_over_tls_too(service: Servi
     plain = Channel(server.address, token=TOKEN, timeout=20)
     with pytest.raises(ConnectionLostError):
         plain.call("echo", Message())
-    assert plain._local_name == b""
+    assert plain._door is None
     plain.close()
+    server.stop()
+
+
+def test_without_a_certificate_nobody_gets_as_far_as_the_token(service: Service, tls: TlsOptions) -> None:
+    server = serve(service, tls=replace(tls, verify_client=True))
+    assert server._door is not None
+    nameless = Channel(server.address, token=TOKEN, tls=tls, timeout=20)
+    with pytest.raises(ConnectionLostError):
+        nameless.call("echo", Message())
+    assert nameless._door is None
+    nameless.close()
+    # Nor on the server's own host, though the token is right and the socket's name was found.
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.connect(b"\0" + server._door.name)
+        with pytest.raises(RefusedError):
+            introduce(Stream(connected), TOKEN, time.monotonic() + 20)
+    named = Channel(server.address, token=TOKEN, tls=replace(tls, verify_client=True))
+    assert named.call("echo", Message({"on": True})).header == {"on": True}
+    assert named._idle[0]._socket.family == socket.AF_UNIX
+    named.close()
     server.stop()

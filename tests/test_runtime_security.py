@@ -27,7 +27,7 @@ from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.coordinator import Coordinator, CoordinatorOptions
 from deeprec_spark.runtime.errors import ConnectionLostError
 from deeprec_spark.runtime.frames import send_frame
-from deeprec_spark.runtime.handshake import MAGIC
+from deeprec_spark.runtime.handshake import ANSWER_BYTES, MAGIC
 from deeprec_spark.runtime.job import NodeJob, NodeSettings
 from deeprec_spark.runtime.launch import LaunchOptions
 from deeprec_spark.runtime.messages import Message, decode, encode
@@ -173,7 +173,7 @@ def test_a_server_reads_no_request_before_the_proof(
             stranger.shutdown(socket.SHUT_WR)
             while part := stranger.recv(4096):
                 said += part
-    assert said in (b"", MAGIC + b"\1" + bytes(96))
+    assert said in (b"", MAGIC + b"\1" + bytes(128))
 
 
 def test_a_recorded_handshake_is_of_no_use(endpoints: dict[str, tuple[str, list[str]]]) -> None:
@@ -187,7 +187,7 @@ def test_a_recorded_handshake_is_of_no_use(endpoints: dict[str, tuple[str, list[
         return stream, bytes(greeting[len(MAGIC) :])
 
     def status(stream: Stream) -> int:
-        answer = bytearray(len(MAGIC) + 1 + 32 + 64)
+        answer = bytearray(ANSWER_BYTES)
         stream.receive(memoryview(answer), time.monotonic() + 20)
         return answer[len(MAGIC)]
 
@@ -212,7 +212,7 @@ def test_a_client_tells_an_impostor_nothing() -> None:
                 connected.settimeout(20)
                 connected.sendall(MAGIC + bytes(32))
                 heard = connected.recv(4096)
-                connected.sendall(MAGIC + b"\0" + bytes(32 + 64))
+                connected.sendall(MAGIC + b"\0" + bytes(32 + 96))
                 while part := connected.recv(4096):
                     heard += part
                 return heard

@@ -12,7 +12,7 @@ import time
 from deeprec_spark.runtime.calls import checked
 from deeprec_spark.runtime.errors import ConnectionLostError
 from deeprec_spark.runtime.frames import OversizeError, receive_body, receive_head, send_frame
-from deeprec_spark.runtime.handshake import RefusedError, introduce
+from deeprec_spark.runtime.handshake import LocalDoor, RefusedError, introduce
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, decode, encode_parts
 from deeprec_spark.runtime.stream import Stream
 from deeprec_spark.runtime.transport import TlsOptions, split_address
@@ -54,7 +54,7 @@ class Channel:
         self._context = tls.client_context() if tls else None
         self._server_hostname = (tls.override_hostname if tls else None) or self._host
         self._use_local = local and hasattr(socket, "AF_UNIX")
-        self._local_name = b""
+        self._door: LocalDoor | None = None
         self._lock = threading.Lock()
         self._idle: list[Stream] = []
         self._open: set[Stream] = set()
@@ -145,44 +145,44 @@ class Channel:
 
     def _dial(self, deadline: float) -> Stream:
         """A new connection: over the Unix socket if that is known and there, else over TCP, where it is asked for."""
-        if self._local_name and (stream := self._dial_locally(deadline)) is not None:
+        door = self._door
+        if door is not None and (stream := self._dial_locally(door, deadline)) is not None:
             return stream
         connected = socket.create_connection(
             (self._host, self._port), max(0.001, deadline - time.monotonic())
         )
         stream = Stream(connected)
-        name = self._introduce(stream, deadline, self._context)
-        if not (self._use_local and name):
+        door = self._introduce(stream, self._token, deadline, self._context)
+        if not self._use_local or door is None:
             return stream
-        self._local_name = name
-        local = self._dial_locally(deadline)
+        self._door = door
+        local = self._dial_locally(door, deadline)
         if local is None:
             return stream
         stream.close()
         return local
 
-    def _dial_locally(self, deadline: float) -> Stream | None:
+    def _dial_locally(self, door: LocalDoor, deadline: float) -> Stream | None:
         """A connection over the Unix socket; None where there is none: another host, or a server that is gone."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connected.settimeout(max(0.001, deadline - time.monotonic()))
-            connected.connect(b"\0" + self._local_name)
+            connected.connect(b"\0" + door.name)
             stream = Stream(connected)
-            self._introduce(stream, deadline, None)
-        except RefusedError:
+            self._introduce(stream, door.token(self._token), deadline, None)
+        except OSError:  # a refusal among them: whoever has taken the name is not the server that told of it
             connected.close()
-            raise
-        except OSError:
-            connected.close()
-            self._local_name = b""
+            self._door = None
             return None
         return stream
 
-    def _introduce(self, stream: Stream, deadline: float, context: ssl.SSLContext | None) -> bytes:
+    def _introduce(
+        self, stream: Stream, token: str, deadline: float, context: ssl.SSLContext | None
+    ) -> LocalDoor | None:
         try:
             if context is not None:
                 stream.start_tls(context, deadline, self._server_hostname)
-            return introduce(stream, self._token, deadline)
+            return introduce(stream, token, deadline)
         except BaseException:
             stream.close()
             raise

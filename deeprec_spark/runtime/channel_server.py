@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -17,7 +15,7 @@ from deeprec_spark.runtime.calls import Handler, error_message, handler_of
 from deeprec_spark.runtime.channel import LOCAL_SOCKETS
 from deeprec_spark.runtime.errors import ConnectionLostError
 from deeprec_spark.runtime.frames import OversizeError, receive_body, receive_head, send_frame
-from deeprec_spark.runtime.handshake import welcome
+from deeprec_spark.runtime.handshake import LocalDoor, welcome
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, decode, encode_parts
 from deeprec_spark.runtime.stream import Stream
 from deeprec_spark.runtime.transport import TlsOptions, join_address
@@ -36,7 +34,8 @@ class ChannelServer:
     """Serves handlers on a port until `stop`; `address` is what a `Channel` connects to.
 
     Clients of the same host are told of a Unix socket after their handshake, and come back through that: twice as fast.
-    It is an abstract one, which leaves no file and takes the same handshake.
+    It is an abstract one, which leaves no file. Its handshake takes nobody but who was told of it in that way: over TLS
+    and with a certificate, where those are asked for.
 
     Arguments:
         handlers: message in, message out, by method name; called from many threads at once.
@@ -76,13 +75,13 @@ class ChannelServer:
                 f"No server can be bound to {join_address(bind, port)}: {error}"
             ) from error
         self.address = join_address(host, listener.getsockname()[1])
-        self._local_name = b""
+        self._door: LocalDoor | None = None
         self._listeners = [listener]
         if local and hasattr(socket, "AF_UNIX"):
-            name = f"deeprec-spark-{secrets.token_hex(16)}".encode()
+            door = LocalDoor.new()
             try:
-                self._listeners.append(_listen_locally(name))
-                self._local_name = name
+                self._listeners.append(_listen_locally(door.name))
+                self._door = door
             except OSError as error:  # systems that know or allow no abstract names
                 logger.info("No Unix socket can be bound, all clients come over TCP: %s", error)
         self._acceptors = [
@@ -144,9 +143,7 @@ class ChannelServer:
             except OSError:  # gone already
                 connected.close()
                 return
-            thread = threading.Thread(
-                target=self._run, args=(served, None if local else self._context), name="channel", daemon=True
-            )
+            thread = threading.Thread(target=self._run, args=(served, local), name="channel", daemon=True)
             self._threads[thread] = served
         try:
             thread.start()
@@ -156,12 +153,13 @@ class ChannelServer:
             with self._lock:
                 del self._threads[thread]
 
-    def _run(self, served: _Served, context: ssl.SSLContext | None) -> None:
+    def _run(self, served: _Served, local: bool) -> None:
         try:
             deadline = time.monotonic() + HANDSHAKE_SECONDS
-            if context is not None:
-                served.stream.start_tls(context, deadline)
-            if not welcome(served.stream, self._token, self._local_name, deadline):
+            token = self._token if self._door is None or not local else self._door.token(self._token)
+            if self._context is not None and not local:
+                served.stream.start_tls(self._context, deadline)
+            if not welcome(served.stream, token, self._door, deadline):
                 return
             served.known = True
             while self._answer_one(served):
