@@ -12,9 +12,11 @@ from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.data import ParquetDataset
 from deeprec_spark.data.arrays import unpack_arrays
 from deeprec_spark.data.shuffle import SOURCES, buffers, pieces
-from deeprec_spark.position import EpochPosition, WorkerArrays
+from deeprec_spark.position import Arrays, EpochPosition, WorkerArrays, worker_arrays
+from deeprec_spark.runtime.cut import Cut
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
 from deeprec_spark.runtime.work_queue import WorkQueue
+from deeprec_spark.training import metrics
 
 MAX_LEASE_ROWS = 65_536
 # Leases are small beside a worker's share, so that the slowest delays the epoch by little.
@@ -151,6 +153,35 @@ class RunningEpoch:
     first_step: int = 0
     active: bool = False
     stopped: bool = False
+
+    def at(self, cut: Cut, cluster: ClusterOptions) -> EpochPosition:
+        """Where the epoch is at a cut through its phase."""
+        before, workers = self.before, self._workers(cut)
+        # A worker that was just started again has nothing to tell yet.
+        samples = before.samples + sum(int(state.data.get("samples", 0)) for state in cut.workers.values())
+        parts: list[Arrays] = []
+        if cluster.mode == "async" and cluster.num_workers > 1:
+            # Who takes which rows is open, so metrics go on as one sum.
+            parts = [part for part in (before.metrics, *(worker.metrics for worker in workers)) if len(part)]
+            workers = [WorkerArrays(random=worker.random) for worker in workers]
+        return EpochPosition(
+            steps=max(before.steps, cut.steps) if cluster.mode == "sync" else 0,
+            queue=cut.queue,
+            metrics=metrics.merge(parts),
+            workers=workers,
+            samples=samples,
+            updates=before.updates + cut.step - self.first_step,
+        )
+
+    def _workers(self, cut: Cut) -> Sequence[WorkerArrays]:
+        """The workers' own states, in rank order; of those that have not begun yet, what they will begin with."""
+        if not cut.workers:
+            return self.before.workers
+        found = worker_arrays(cut)
+        for index, (_, state) in enumerate(sorted(cut.workers.items())):
+            if not state.data.get("begun") and index < len(self.before.workers):
+                found[index] = self.before.workers[index]
+        return found
 
 
 def worker_arrays_of(result: PhaseResult) -> WorkerArrays:

@@ -16,7 +16,7 @@ from deeprec_spark.embedding.store import CheckpointFile
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.epochs import EpochPlan, RunningEpoch, summarize, worker_arrays_of
 from deeprec_spark.fit_options import FitOptions, FitStatistics
-from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays, worker_arrays
+from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays
 from deeprec_spark.progress import ProgressDisplay
 from deeprec_spark.recovery import RestartOptions, with_restarts
 from deeprec_spark.runtime.cut import Cut
@@ -26,7 +26,6 @@ from deeprec_spark.saving import CheckpointOptions, Draft, Saver, SaveRecord, Te
 from deeprec_spark.staging import StagedData
 from deeprec_spark.tracing import FitObserver, FitRecorder, TracingOptions
 from deeprec_spark.tracing.report import split_line
-from deeprec_spark.training import metrics
 from deeprec_spark.training.callbacks import CallbackHost
 from deeprec_spark.training.driver_model import DriverModel
 
@@ -386,28 +385,9 @@ class FitLoop:
         """The position at a cut, called by the saver's thread while workers are held."""
         position, running = self._position, self._epoch
         if cut.phase and running.active:
-            position = replace(
-                position, learning_rate=self._host.learning_rate, within=self._within(cut, running)
-            )
+            within = running.at(cut, self._cluster_options)
+            position = replace(position, learning_rate=self._host.learning_rate, within=within)
         return position.to_dict()
-
-    def _within(self, cut: Cut, running: RunningEpoch) -> EpochPosition:
-        before, workers = running.before, worker_arrays(cut)
-        # A worker that was just started again has nothing to tell yet.
-        samples = before.samples + sum(int(state.data.get("samples", 0)) for state in cut.workers.values())
-        parts: list[Sequence[Any]] = []
-        if self._cluster_options.mode == "async" and self._cluster_options.num_workers > 1:
-            # Who takes which rows is open, so metrics go on as one sum.
-            parts = [part for part in (before.metrics, *(worker.metrics for worker in workers)) if len(part)]
-            workers = [WorkerArrays(random=worker.random) for worker in workers]
-        return EpochPosition(
-            steps=cut.steps if self._cluster_options.mode == "sync" else 0,
-            queue=cut.queue,
-            metrics=metrics.merge(parts),
-            workers=workers,
-            samples=samples,
-            updates=before.updates + cut.step - running.first_step,
-        )
 
     # --- saving and going back ---
 

@@ -8,16 +8,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.data import ParquetDataset, RowRange
-from deeprec_spark.epochs import EpochPlan
+from deeprec_spark.data.arrays import pack_arrays
+from deeprec_spark.epochs import EpochPlan, RunningEpoch
 from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays
 from deeprec_spark.recovery import RestartOptions, with_restarts
-from deeprec_spark.runtime.cut import Cut
+from deeprec_spark.runtime.cut import Cut, WorkerState
 from deeprec_spark.runtime.errors import (
     ConnectionLostError,
     NodeError,
@@ -28,6 +30,7 @@ from deeprec_spark.runtime.errors import (
     TerminatedError,
     is_lasting,
 )
+from deeprec_spark.runtime.gate import Standing
 from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.transport import Connection, MessageServer
 from deeprec_spark.saving import CheckpointOptions, Draft, Saver, Termination
@@ -220,6 +223,34 @@ def test_a_plan_goes_on_with_the_leases_of_other_workers() -> None:
     assert (
         replace(PLAN, dataset=ParquetDataset(PLAN.dataset.ranges, "others")).fingerprint != PLAN.fingerprint
     )
+
+
+def cut_before_anybody_has_begun(*random: int) -> Cut:
+    """SIGTERM may come between the restore of a checkpoint and the first step after it."""
+    told = {
+        rank: WorkerState(Standing(1), {"begun": False, "samples": 0}, pack_arrays([np.array(number)]))
+        for rank, number in enumerate(random, 1)
+    }
+    return Cut("save", None, 1, 100, told, None)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_cut_before_the_first_step_of_a_resumed_epoch_is_where_it_was_resumed(mode: Any) -> None:
+    sync = mode == "sync"
+    workers = [WorkerArrays([np.array(30.0 + rank)] if sync else [], [np.array(rank)]) for rank in range(2)]
+    metrics = [] if sync else [np.array(61.0)]
+    before = EpochPosition(7 if sync else 0, None, metrics, workers, samples=70, updates=9)
+    at = RunningEpoch(before, 100, active=True).at(
+        cut_before_anybody_has_begun(8, 9), ClusterOptions(1, 2, mode)
+    )
+    assert at.to_dict() == before.to_dict()
+
+
+def test_a_cut_before_the_only_worker_has_begun_keeps_its_metrics() -> None:
+    before = EpochPosition(workers=[WorkerArrays([np.array(5.0)], [np.array(1)])], samples=5, updates=2)
+    epoch, options = RunningEpoch(before, 100, active=True), ClusterOptions(1, 1)
+    for cut in (cut_before_anybody_has_begun(), cut_before_anybody_has_begun(4)):
+        assert epoch.at(cut, options).to_dict() == before.to_dict()
 
 
 class Cutter:

@@ -33,7 +33,17 @@ def importable_entries(monkeypatch):
 class Job:
     """A coordinator in this process and nodes in processes of their own; a lost node is started again."""
 
-    def __init__(self, num_ps, num_workers, mode="async", respawn=True, semi_sync=None, **options):
+    def __init__(
+        self,
+        num_ps,
+        num_workers,
+        mode="async",
+        respawn=True,
+        semi_sync=None,
+        entry="runtime_entries:count_rows",
+        payload=b"",
+        **options,
+    ):
         defaults = {"heartbeat_interval": 0.5, "failure_grace": 0.5, "registration_timeout": 60}
         self.coordinator = Coordinator(
             CoordinatorOptions(num_ps, num_workers, mode, **{**defaults, **options})
@@ -43,8 +53,9 @@ class Job:
         self.pool = ThreadPoolExecutor(12)
         self.settings = NodeSettings(
             num_ps, num_workers, mode, self.coordinator.address, self.coordinator.token,
-            "runtime_entries:count_rows", semi_sync=semi_sync, placement=self.coordinator.options.placement,
+            entry, semi_sync=semi_sync, placement=self.coordinator.options.placement,
         )  # fmt: skip
+        self.payload = payload
         self.nodes = [self.pool.submit(self._supervise, rank) for rank in range(num_ps + num_workers)]
         self.coordinator.wait_ready()
 
@@ -52,7 +63,7 @@ class Job:
         """As Spark does with a task: twice at most."""
         for attempt in range(2 if self.respawn else 1):
             try:
-                return supervise(self.settings, rank, f"{rank}, attempt {attempt}", b"")
+                return supervise(self.settings, rank, f"{rank}, attempt {attempt}", self.payload)
             except NodeProcessError as error:  # noqa: PERF203
                 last = error
         return str(last)

@@ -171,10 +171,10 @@ class Worker:
         """All steps of an epoch, from step `done` on, or fewer where the driver ends it."""
         gate, pace, trainer = self._gate, self._context.pace, self._trainer
         work = self._steps(task, options, pace, skip=done * options.batch_size)
-        pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate, pace), meter.clock)
+        pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate, pace, meter), meter.clock)
         for step in pipeline.train(None if step is None else (step.batch, step) for step in work):
-            meter.count(pace.used(step.batch.size))
             meter.stale_pulls = pipeline.stale_pulls
+            meter.report_if_due()
             self._complete(step)
             for item in step.finished:
                 gate.forget(item.index)
@@ -188,17 +188,18 @@ class Worker:
                 else:
                     trainer.train_empty()
                     pace.ended()
-            gate.end()
             meter.count(pace.used(0))
+            gate.end()
+            meter.report_if_due()
 
     def _state(self, phase: int) -> tuple[Mapping[str, Any], bytes]:
         """What a save keeps of this worker; called between two steps, from the control thread."""
         random = self._trainer.random_state()
         if self._training is None or self._training[0] != phase:
-            return {"samples": 0, "metrics": 0}, pack_arrays(random)
+            return {"begun": False, "samples": 0, "metrics": 0}, pack_arrays(random)
         states = self._trainer.metric_states()
         samples = self._training[1].samples
-        return {"samples": samples, "metrics": len(states)}, pack_arrays([*states, *random])
+        return {"begun": True, "samples": samples, "metrics": len(states)}, pack_arrays([*states, *random])
 
     def _evaluate(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
         trainer = self._trainer
@@ -211,6 +212,7 @@ class Worker:
                 continue
             trainer.evaluate_step(step.batch)
             meter.count(step.batch.size)
+            meter.report_if_due()
             self._complete(step)
         return meter.result(), pack_arrays(trainer.metric_states())
 
@@ -279,11 +281,16 @@ class _Step:
 
 
 class _PipelineGate:
-    """The worker's gate and its pace, as a pipeline of steps asks them."""
+    """The worker's gate, its pace and its meter, as a pipeline of steps asks them.
 
-    def __init__(self, gate: StepGate, pace: Pace) -> None:
+    A step is counted before the gate hears of its end, which may be all that a save waits for: what a cut tells of a
+    worker is of the same moment as its tables.
+    """
+
+    def __init__(self, gate: StepGate, pace: Pace, meter: _Meter) -> None:
         self._gate = gate
         self._pace = pace
+        self._meter = meter
 
     def begin(self, tag: _Step, *, wait: bool) -> Begin:
         """See `pipeline.Gate`."""
@@ -295,6 +302,7 @@ class _PipelineGate:
             return Begin.HELD if answer is None else Begin.STOP
         if self._pace.behind:
             self._pace.skip()
+            self._meter.count(self._pace.used(tag.batch.size))
             self._gate.end()
             return Begin.SKIP
         self._pace.begun()
@@ -302,8 +310,9 @@ class _PipelineGate:
 
     def end(self, tag: _Step) -> None:
         """See `pipeline.Gate`."""
-        self._gate.end()
         self._pace.ended()
+        self._meter.count(self._pace.used(tag.batch.size))
+        self._gate.end()
 
 
 @dataclass(frozen=True)
@@ -329,7 +338,10 @@ class ResumedWorker:
 
 
 class _Meter:
-    """Counts steps, samples and the seconds of stages, and reports them about once a second."""
+    """Counts steps, samples and the seconds of stages, and reports them about once a second.
+
+    One thread counts, which may be another than the one that reports.
+    """
 
     def __init__(self, client: WorkerClient, trainer: Trainer, clock: StageClock | None = None) -> None:
         self._client = client
@@ -342,8 +354,11 @@ class _Meter:
         self.stale_pulls = 0
 
     def count(self, samples: int) -> None:
+        """A step has ended that has updated the model by so many samples."""
         self.steps += 1
         self.samples += samples
+
+    def report_if_due(self) -> None:
         if time.monotonic() >= self._next_report:
             self.report()
 
