@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 
@@ -237,27 +237,75 @@ def test_who_stops_within_a_message_is_cut_off(
     stream.close()
 
 
-def test_who_says_nothing_is_cut_off_and_strangers_are_counted(
+def heard(stranger: socket.socket) -> int:
+    """How many bytes come until the server ends the connection."""
+    stranger.settimeout(20)
+    count = 0
+    with suppress(ConnectionResetError):
+        while part := stranger.recv(100):
+            count += len(part)
+    return count
+
+
+def stranger_to(server: ChannelServer, host: str = "127.0.0.1") -> socket.socket:
+    """A connection whose end says nothing."""
+    return socket.create_connection(split_address(server.address), 20, source_address=(host, 0))
+
+
+def test_who_says_nothing_or_takes_its_time_is_cut_off(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_server, "MAX_STRANGERS", 3)
     monkeypatch.setattr(channel_server, "HANDSHAKE_SECONDS", 1.0)
     server = serve(service, local=False)
     friend = Channel(server.address, token=TOKEN)
     friend.call("echo", Message())
-    strangers = [socket.create_connection(split_address(server.address), 20) for _ in range(4)]
-    heard = []
-    for stranger in strangers:
-        stranger.settimeout(20)
-        greeting = b""
-        with suppress(ConnectionResetError):
-            while part := stranger.recv(100):
-                greeting += part
-        heard.append(len(greeting))
-        stranger.close()
-    assert heard == [36, 36, 36, 0]
+    with stranger_to(server) as silent, stranger_to(server) as slow, ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(heard, one) for one in (silent, slow)]
+        began = time.monotonic()
+        with suppress(OSError):
+            while not ends[1].done():
+                slow.send(b"D")
+                wait([ends[1]], timeout=0.1)
+        assert [end.result(20) for end in ends] == [36, 36]
+        # One deadline for all of it: what trickles in does not put it off.
+        assert time.monotonic() - began < 10
     assert friend.call("echo", Message({"on": True})).header == {"on": True}
     friend.close()
+    server.stop()
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_strangers_keep_nobody_out_who_knows_the_token(
+    service: Service, monkeypatch: pytest.MonkeyPatch, tls: TlsOptions, with_tls: bool
+) -> None:
+    monkeypatch.setattr(channel_server, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(channel_server, "HANDSHAKE_SECONDS", 300.0)
+    server = serve(service, local=False, tls=tls if with_tls else None)
+    strangers = [stranger_to(server) for _ in range(3)]
+    for number in range(5):
+        friend = Channel(server.address, token=TOKEN, tls=tls if with_tls else None)
+        assert friend.call("echo", Message({"on": number})).header == {"on": number}
+        strangers.append(stranger_to(server))
+        friend.close()
+    # The oldest had to go, each for a newer one; that they did is what made room.
+    assert {heard(stranger) for stranger in strangers[:5]} <= {0, 36}
+    for stranger in strangers:
+        stranger.close()
+    server.stop()
+
+
+def test_many_strangers_of_one_host_do_not_push_out_another_one(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_server, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(channel_server, "HANDSHAKE_SECONDS", 300.0)
+    server = serve(service, local=False)
+    with stranger_to(server) as friend:
+        crowd = [stranger_to(server, "127.0.0.2") for _ in range(6)]
+        assert {heard(stranger) for stranger in crowd[:4]} <= {0, 36}
+        assert introduce(Stream(friend), TOKEN, time.monotonic() + 20) is None
+    for stranger in crowd:
+        stranger.close()
     server.stop()
 
 

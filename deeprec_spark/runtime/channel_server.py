@@ -6,8 +6,10 @@ import logging
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
 MAX_STRANGERS = 256
-"""Connections that may be between their beginning and their handshake's end at a time; more are closed."""
+"""Connections that may be between their beginning and their handshake's end at a time. For one more the oldest ends, of
+the host that has most of them: who knows the token needs its place for moments only."""
+
+_ROOM_SECONDS = 1.0
 
 TRANSFER_SECONDS = 300.0
 """How long one message may take on its way; who stops in the middle of one is cut off."""
@@ -120,7 +125,7 @@ class ChannelServer:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connected, _ = listener.accept()
+                connected, peer = listener.accept()
             except OSError as error:
                 with self._lock:
                     if self._stopping:
@@ -129,17 +134,16 @@ class ChannelServer:
                     logger.warning("A connection could not be taken: %s", error)
                     self._lock.wait(0.1)
                 continue
-            self._begin(connected)
+            self._begin(connected, peer)
 
-    def _begin(self, connected: socket.socket) -> None:
+    def _begin(self, connected: socket.socket, peer: Any) -> None:
         local = connected.family == getattr(socket, "AF_UNIX", None)
         with self._lock:
-            strangers = sum(not served.known for served in self._threads.values())
-            if self._stopping or strangers >= MAX_STRANGERS:
+            if not self._make_room() or self._stopping:
                 connected.close()
                 return
             try:
-                served = _Served(Stream(connected))
+                served = _Served(Stream(connected), "" if local else str(peer[0]))
             except OSError:  # gone already
                 connected.close()
                 return
@@ -152,6 +156,19 @@ class ChannelServer:
             served.stream.close()
             with self._lock:
                 del self._threads[thread]
+
+    def _make_room(self) -> bool:
+        """Have a stranger end if there are too many; whether it did."""
+        strangers = self._strangers()
+        if len(strangers) >= MAX_STRANGERS:
+            [(crowded, _)] = Counter(one.host for one in strangers).most_common(1)
+            next(one for one in strangers if one.host == crowded).stream.wake()
+            self._lock.wait_for(lambda: len(self._strangers()) < MAX_STRANGERS, _ROOM_SECONDS)
+        return len(self._strangers()) < MAX_STRANGERS
+
+    def _strangers(self) -> list[_Served]:
+        """Those that have not shown the token, the oldest first."""
+        return [served for served in self._threads.values() if not served.known]
 
     def _run(self, served: _Served, local: bool) -> None:
         try:
@@ -170,6 +187,7 @@ class ChannelServer:
             served.stream.close()
             with self._lock:
                 del self._threads[threading.current_thread()]
+                self._lock.notify_all()
 
     def _answer_one(self, served: _Served) -> bool:
         """Receive a request and answer it; False once the server stops."""
@@ -208,10 +226,11 @@ class ChannelServer:
 
 
 class _Served:
-    """A connection: whether it has shown the token, and whether a call of it is being answered."""
+    """A connection: from where, whether it has shown the token, and whether a call of it is being answered."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, host: str) -> None:
         self.stream = stream
+        self.host = host
         self.known = False
         self.busy = False
 

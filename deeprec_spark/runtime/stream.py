@@ -42,6 +42,7 @@ class Stream:
         self._socket = connected
         self._tls: ssl.SSLSocket | None = None
         self._limits: dict[int, float] = {}
+        self._woken = False
         connected.setblocking(True)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             if connected.family == socket.AF_UNIX:
@@ -54,14 +55,19 @@ class Stream:
 
     def start_tls(self, context: ssl.SSLContext, deadline: float, server_hostname: str | None = None) -> None:
         """Speak TLS from here on; as the client where `server_hostname` is given."""
-        self._socket.settimeout(_left(deadline))
         self._tls = context.wrap_socket(
             self._socket,
             server_side=server_hostname is None,
             server_hostname=server_hostname,
             suppress_ragged_eofs=True,
+            # Only once it can be woken: the socket that was handed over cannot any more.
+            do_handshake_on_connect=False,
         )
         self._socket = self._tls
+        if self._woken:
+            raise ClosedError("The connection was ended before its handshake.")
+        self._tls.settimeout(_left(deadline))
+        self._tls.do_handshake()
 
     def send(self, parts: Sequence[Any], deadline: float | None) -> None:
         """Send contiguous buffers one after another."""
@@ -98,6 +104,7 @@ class Stream:
 
     def wake(self) -> None:
         """End the connection from any thread: who sends or receives fails at once."""
+        self._woken = True
         with suppress(OSError):
             # Not SSLSocket's own, which takes its state away from under a thread that reads.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
