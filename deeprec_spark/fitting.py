@@ -353,6 +353,8 @@ class FitLoop:
             options.shuffle_rows,
             self._train.description,
             self._plan.cutting,
+            self._driver.class_weight,
+            self._driver.objective,
         )
 
     def _first_position(self, resume: bool | None = None) -> FitPosition:

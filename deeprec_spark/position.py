@@ -25,7 +25,7 @@ class FitIdentity:
     `data` is the fingerprint of the staged rows. `num_workers` is that for which leases are cut. In sync mode it must
     be the same, since each rank has its own rows; in async mode the old leases are kept. `columns` are the features,
     labels and weight that are trained, `cutting` the rules by which leases are cut: another release may have others.
-    Checkpoints of before say nothing of the last ones.
+    `class_weight` and `objective` say what is minimized and measured. Older checkpoints say nothing of the last ones.
     """
 
     mode: str
@@ -40,11 +40,14 @@ class FitIdentity:
     shuffle_rows: int = 0
     columns: str = ""
     cutting: str = ""
+    class_weight: str = ""
+    objective: str = ""
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """What differs from another identity, one text each: `epochs=3 instead of 2`."""
         mine = asdict(self)
-        other = {"shuffle_rows": 0, "columns": self.columns, "cutting": self.cutting, **other}
+        unsaid = ("columns", "cutting", "class_weight", "objective")
+        other = {"shuffle_rows": 0, **{name: mine[name] for name in unsaid}, **other}
         if self.mode == "async":
             del mine["num_workers"]
         return [

@@ -33,7 +33,7 @@ class CheckpointOptions:
         save_secs, save_steps: a full checkpoint after so many seconds, or updates of the model.
         incremental_secs, incremental_steps: an incremental one.
         keep_max: how many full checkpoints stay, each with the incremental ones that build on it.
-        on_sigterm: when the driver gets SIGTERM, save, then end with a TerminatedError.
+        on_sigterm: when the driver gets SIGTERM, save, then end with a TerminatedError; in the main thread only.
         fallback: where the newest checkpoint is damaged, begin with the last one that is whole, and say so; else it is
             an error. A restart after a failure always does so.
         changed_options: go on though the filter or eviction of a table is another one than its checkpoint's; else that
@@ -242,7 +242,7 @@ class Saver:
 
 
 class Termination:
-    """Whether SIGTERM has come, while the context of `watch` is open in the main thread."""
+    """Whether SIGTERM has come, while the context of `watch` is open in the main thread: only that one can take it."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -250,7 +250,16 @@ class Termination:
     @contextmanager
     def watch(self, on: bool = True) -> Iterator[Termination]:
         """Note SIGTERM instead of ending; the second one, and those after the context, do what they did before."""
-        if not on or threading.current_thread() is not threading.main_thread():
+        if not on:
+            yield self
+            return
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning(
+                "SIGTERM would end this process without a save: Python lets only the main thread take signals. Call "
+                "fit there, or bound what is lost by CheckpointOptions(incremental_secs=…); on_sigterm=False says that "
+                "this is known. Received: fit in thread %r",
+                threading.current_thread().name,
+            )
             yield self
             return
         previous = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -148,10 +149,24 @@ def test_sigterm_is_noted_once_and_its_handler_given_back() -> None:
         with Termination().watch(False) as off:
             os.kill(os.getpid(), signal.SIGTERM)
             assert not off.asked.is_set()
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: Termination().watch().__enter__()).result(10)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_where_sigterm_cannot_be_noted_a_warning_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    def watched(on: bool) -> bool:
+        with Termination().watch(on) as termination:
+            return termination.asked.is_set()
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1, thread_name_prefix="of-a-service") as pool:
+        assert not pool.submit(watched, False).result(10)
+        assert not caplog.records
+        assert not pool.submit(watched, True).result(10)
+    assert signal.getsignal(signal.SIGTERM) == before
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert re.search(r"main thread.*incremental_secs.*on_sigterm=False.*'of-a-service", record.getMessage())
 
 
 def test_a_server_goes_on_after_sigterm_has_been_noted() -> None:
@@ -212,6 +227,17 @@ def test_what_differs_between_two_fits_is_named() -> None:
     assert IDENTITY.differences(asdict(IDENTITY)) == []
     assert IDENTITY.differences(asdict(replace(IDENTITY, epochs=3))) == ["epochs=2 instead of 3"]
     assert IDENTITY.differences(asdict(replace(IDENTITY, num_workers=8))) == []
+    weighted = replace(IDENTITY, class_weight="{1: 2.0}", objective="mse")
+    assert weighted.differences(asdict(replace(weighted, class_weight=""))) == [
+        "class_weight='{1: 2.0}' instead of ''"
+    ]
+    assert weighted.differences(asdict(replace(weighted, objective="bce"))) == [
+        "objective='mse' instead of 'bce'"
+    ]
+    of_before = {
+        name: value for name, value in asdict(IDENTITY).items() if name not in ("class_weight", "objective")
+    }
+    assert weighted.differences(of_before) == []
     ranks = replace(IDENTITY, mode="sync")
     assert ranks.differences(asdict(replace(ranks, num_workers=8))) == ["num_workers=3 instead of 8"]
 

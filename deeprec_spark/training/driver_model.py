@@ -15,7 +15,7 @@ from deeprec_spark.embedding.store import Float32Array, TableSpec
 from deeprec_spark.features.labels import LabelKind, LabelKinds
 from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.layers import tables
-from deeprec_spark.training import optimizers
+from deeprec_spark.training import objective, optimizers
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.trainer import Trainer
 from deeprec_spark.training.worker import sample_batch
@@ -42,6 +42,8 @@ class DriverModel:
         self.table_specs: list[TableSpec] = tables.table_specs(
             model, options.sparse_optimizer or self.dense_optimizer
         )
+        self.class_weight = objective.describe_weights(options.class_weight)
+        self.objective = objective.describe(model)
 
     def load_dense(self, dense: Float32Array, state: Float32Array) -> None:
         """Set the dense weights."""

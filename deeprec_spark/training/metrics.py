@@ -69,6 +69,13 @@ def results(model: Any) -> dict[str, float]:
     return {name: _scalar(value) for name, value in found.items()}
 
 
+def flatten(metrics: Sequence[Any]) -> Iterator[Any]:
+    """These metrics, and those that they are made of."""
+    for metric in metrics:
+        yield metric
+        yield from flatten(getattr(metric, "metrics", []))
+
+
 def _scalar(value: Any) -> Any:
     array = np.asarray(keras.ops.convert_to_numpy(value))
     return float(array) if array.ndim == 0 else array.tolist()
@@ -77,7 +84,7 @@ def _scalar(value: Any) -> Any:
 @contextmanager
 def _undefined_as_nan(model: Any) -> Iterator[None]:
     with ExitStack() as stack:
-        for metric in _flatten(model.metrics):
+        for metric in flatten(model.metrics):
             if not isinstance(metric, keras.metrics.AUC) or not hasattr(metric, "true_positives"):
                 continue
             # Thresholds start below 0, where every sample counts as predicted positive.
@@ -95,9 +102,3 @@ def _undefined_as_nan(model: Any) -> Iterator[None]:
             metric.result = lambda: math.nan
             stack.callback(metric.__dict__.pop, "result", None)
         yield
-
-
-def _flatten(metrics: Sequence[Any]) -> Iterator[Any]:
-    for metric in metrics:
-        yield metric
-        yield from _flatten(getattr(metric, "metrics", []))
