@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("all_faults"):
             item.add_marker(pytest.mark.skip(reason="runs with `pytest -m faults` and `make test-all`"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Faults that were skipped are told of in the page, with the reason."""
+    report = yield
+    _recorder().not_run(item.name, report)
+    return report
 
 
 def make_rows(chance: np.random.Generator, first: int, count: int) -> pa.Table:
@@ -77,8 +85,12 @@ def undisturbed(
     return FaultRun(fault_driver, fault_data, tmp_path_factory.mktemp("undisturbed")).done(400)
 
 
-@pytest.fixture
-def recorder(request: pytest.FixtureRequest) -> Recorder:
-    """Takes down outcomes for docs/reliability.md, if DEEPREC_FAULT_RECORD names a file; else just keeps them."""
+def _recorder() -> Recorder:
     place = os.environ.get("DEEPREC_FAULT_RECORD")
     return Recorder(Path(place) if place else None)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """Takes down outcomes for docs/reliability.md, if DEEPREC_FAULT_RECORD names a file; else just keeps them."""
+    return _recorder()

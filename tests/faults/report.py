@@ -50,7 +50,12 @@ def _row(outcome: Outcome) -> str:
         *(outcome.fault, outcome.outcome, outcome.how, shown(outcome.seconds, ".1f")),
         *(shown(outcome.lost), shown(outcome.repeated), shown(outcome.auc, ".4f")),
     ]
-    return f"| {' | '.join(cells)} |\n"
+    return f"| {' | '.join(map(_cell, cells))} |\n"
+
+
+def _cell(text: str) -> str:
+    """Text that neither ends its cell nor its row."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def main() -> int:
