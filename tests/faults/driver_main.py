@@ -69,10 +69,17 @@ class Slowly(keras.layers.Layer):
 
 
 class Counting(keras.layers.Layer):
-    """Adds a loss whose gradient is -1 for the counted value of each sample; the prediction stays as it is."""
+    """Adds a loss whose gradient is -1 for the counted value of each sample; the prediction stays as it is.
+
+    Times `workers`, where a step is that of so many workers and each one's gradient weighs by its share of the samples.
+    """
+
+    def __init__(self, workers: int, **more: Any) -> None:
+        super().__init__(**more)
+        self.workers = workers
 
     def call(self, predicted: Any, counted: Any) -> Any:
-        self.add_loss(-keras.ops.sum(counted))
+        self.add_loss(-self.workers * keras.ops.sum(counted))
         return predicted
 
 
@@ -105,7 +112,10 @@ def create_model(config: dict[str, Any]) -> keras.Model:
     hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Concatenate()(parts))
     predicted = keras.layers.Dense(1, activation="sigmoid")(hidden)
     counted = SparseEmbedding(1, name=COUNTED, ev_option=zeros, optimizer=SGD(1.0))(row)
-    model = keras.Model({"row": row, "a": a, "b": b}, Counting(name="counting")(predicted, counted))
+    model = keras.Model(
+        {"row": row, "a": a, "b": b},
+        Counting(config["counting_workers"], name="counting")(predicted, counted),
+    )
     model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
     return model
 

@@ -223,15 +223,19 @@ class FaultRun:
         self.driver = driver
         self.num_ps = wanted.setdefault("num_ps", 1)
         self.num_workers = wanted.setdefault("num_workers", 2)
+        self.colocated = wanted.get("estimator", {}).get("placement") == "colocated"
         self.fault_at = 0.0
-        config = {"seconds": 0.05, **wanted.pop("config", {})}
+        together = self.num_workers if wanted.get("mode") == "sync" else 1
+        config = {"seconds": 0.05, "counting_workers": together, **wanted.pop("config", {})}
         wanted = {"mode": "async", "epochs": EPOCHS, "train": data.train, "test": data.test, **wanted}
         driver.send({**wanted, "config": config, "rows": data.rows, "model_dir": str(model_dir)})
 
     def in_the_middle(self, steps: int = 30) -> Nodes:
         """Wait until training is under way; the nodes that do it."""
         self.driver.wait_for("progress", timeout=240, where=lambda event: event["steps"] >= steps)
-        return self.driver.nodes(self.num_ps, self.num_workers)
+        # Workers that hold tables answer calls as servers do.
+        serving, others = (self.num_workers, 0) if self.colocated else (self.num_ps, self.num_workers)
+        return self.driver.nodes(serving, others)
 
     def saved(self, kind: str = "incremental", timeout: float = 240.0) -> int:
         """Wait for a checkpoint of this kind; the step it is of."""

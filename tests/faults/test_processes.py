@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults import checks
 from tests.faults.harness import Data, Driver, FaultRun
-from tests.faults.record import Outcome, Recorder
+from tests.faults.record import Recorder
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -123,22 +123,51 @@ def test_kill_9_of_one_of_two_servers(
     gone(*nodes.servers, *nodes.workers)
 
 
+@pytest.fixture(scope="module")
+def undisturbed_sync(
+    fault_driver: Driver, fault_data: Data, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The outcome of a synchronous fit that nothing happens to."""
+    return FaultRun(fault_driver, fault_data, tmp_path_factory.mktemp("undisturbed"), mode="sync").done(400)
+
+
 @pytest.mark.all_faults
+@pytest.mark.parametrize(
+    ("nodes", "fault", "how"),
+    [
+        pytest.param(
+            {"num_ps": 1},
+            "kill -9 of a synchronous worker",
+            "all nodes start again, from the last checkpoints; the model is the undisturbed one, bit for bit",
+            id="separate",
+        ),
+        pytest.param(
+            {"num_ps": 0, "estimator": {"placement": "colocated"}},
+            "kill -9 of a colocated node (sync)",
+            "all nodes start again, from the last checkpoints of both shards; the model is that of separate servers",
+            id="colocated",
+        ),
+    ],
+)
 def test_kill_9_of_a_synchronous_worker(
-    fault_driver: Driver, fault_data: Data, recorder: Recorder, tmp_path: Path
+    fault_driver: Driver,
+    fault_data: Data,
+    undisturbed_sync: dict[str, Any],
+    recorder: Recorder,
+    tmp_path: Path,
+    nodes: dict[str, Any],
+    fault: str,
+    how: str,
 ) -> None:
-    undisturbed = FaultRun(fault_driver, fault_data, tmp_path / "undisturbed", mode="sync").done(400)
-    run = FaultRun(fault_driver, fault_data, tmp_path / "model", mode="sync", **SAVING)
+    run = FaultRun(fault_driver, fault_data, tmp_path / "model", mode="sync", **nodes, **SAVING)
     run.saved()
-    nodes = run.in_the_middle()
+    running = run.in_the_middle()
+    processes = (*running.servers, *running.workers)
     run.fault()
-    nodes.workers[1].kill()
+    processes[-1].kill()
     seconds = run.recovered()
     done = run.done()
     assert done["restarts"] == 1
-    # A synchronous step weighs each worker's gradient by its share of the samples, so the counting table holds halves.
-    for name in ("auc", "lost", "repeated"):
-        assert done[name] == undisturbed[name]
-    how = "all nodes start again, from the last checkpoints; the model is the undisturbed one, bit for bit"
-    recorder(Outcome("kill -9 of a synchronous worker", "recovered", how, seconds, 0, 0, 0.0))
-    gone(*nodes.servers, *nodes.workers)
+    assert done["auc"] == undisturbed_sync["auc"]
+    checks.recovered(recorder, fault, how, done, undisturbed_sync, seconds)
+    gone(*processes)
