@@ -65,6 +65,34 @@ def test_leases_of_the_dead_go_to_the_next_who_asks():
     assert not queue.complete("alive", held[0]), "nor count twice"
 
 
+def test_an_idle_owner_takes_the_last_that_is_not_begun_of_who_holds_the_most():
+    queue = WorkQueue(items(6))
+    held = {owner: [queue.take(owner).index for _ in range(count)] for owner, count in (("a", 3), ("b", 2))}
+    assert queue.begin("a", held["a"][0])
+    last = queue.take("idle", steal=True)
+    assert last.index == 5, "what nobody holds comes first"
+    assert queue.take("idle") is None
+    assert queue.take("idle", steal=True).index == held["b"][1], "two each: the one that was leased last"
+    assert queue.take("idle", steal=True).index == held["a"][2]
+    assert queue.take("other", steal=True).index == held["b"][0], "not one that was taken over: it is begun"
+    assert not queue.begin("a", held["a"][2])
+    assert queue.begin("idle", held["a"][2])
+
+
+def test_an_item_is_begun_early_only_while_enough_is_left_for_others():
+    queue = WorkQueue([{"rows": 10} for _ in range(4)])
+    first, second = queue.take("a").index, queue.take("a").index
+    assert queue.begin("a", first, reserve=20)
+    assert queue.begin("a", second, reserve=21) is None
+    assert queue.begin("a", first, reserve=21), "it is begun already"
+    assert queue.take("b", steal=True) is not None
+    assert queue.begin("a", second, reserve=11) is None
+    assert queue.begin("a", second, reserve=10)
+    third = queue.take("a").index
+    assert queue.begin("a", third, reserve=1) is None
+    assert queue.begin("a", third)
+
+
 def test_a_late_completion_of_an_earlier_epoch_does_not_count():
     queue = WorkQueue(items(1), num_epochs=2)
     lease = queue.take("a")

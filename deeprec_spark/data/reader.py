@@ -5,7 +5,7 @@ A row is what the files hold: a sample, or a group with its samples. Ranges, lea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,12 +93,11 @@ class BatchReader:
         for step in self.steps(Work(part) for part in ranges):
             yield step.batch, list(step.finished)
 
-    def steps(self, work: Iterator[Work], begin: Callable[[Leased], bool] | None = None) -> Iterator[Step]:
+    def steps(self, work: Iterator[Work]) -> Iterator[Step]:
         """The same, from the middle of ranges on, with the position after each batch.
 
         Args:
             work: the ranges in their order, none of them twice.
-            begin: asked before the first row of a range is used; where it says no, the range is left out.
 
         Raises:
             ValueError: a file cannot be read or does not fit the spec (its path is in the message).
@@ -109,7 +108,7 @@ class BatchReader:
         rows: dict[Leased, int] = {}
         waiting = 0
         with ThreadPoolExecutor(1, thread_name_prefix="batch-reader") as pool:
-            for item, chunk in self._prefetched(pool, work, begin):
+            for item, chunk in self._prefetched(pool, work):
                 part, start = item.part, item.done
                 while chunk.rows - start >= size - waiting and start < chunk.rows:
                     stop = start + size - waiting
@@ -127,20 +126,14 @@ class BatchReader:
         if parts:
             yield Step(concatenate(parts), rows, finished)
 
-    def _prefetched(
-        self, pool: ThreadPoolExecutor, work: Iterator[Work], begin: Callable[[Leased], bool] | None
-    ) -> Iterator[tuple[Work, Batch]]:
+    def _prefetched(self, pool: ThreadPoolExecutor, work: Iterator[Work]) -> Iterator[tuple[Work, Batch]]:
         pending: tuple[Work, Future[Batch]] | None = None
-
-        def wanted(item: Work) -> bool:
-            return begin is None or begin(item.part)
-
         for item in work:
             following = (item, pool.submit(self._read, item.part))
-            if pending and wanted(pending[0]):
+            if pending:
                 yield pending[0], pending[1].result()
             pending = following
-        if pending and wanted(pending[0]):
+        if pending:
             yield pending[0], pending[1].result()
 
     def _read(self, part: Leased) -> Batch:

@@ -17,6 +17,8 @@ from deeprec_spark.runtime.phases import PhaseResult, Progress
 
 # A long poll returns empty-handed after this and the node asks again, so that no call outlives its deadline.
 MAX_POLL_SECONDS = 20.0
+# A worker that is so many times slower than the others shall hold no lease that they could have had.
+SLOWED = 10
 
 
 class NodeService:
@@ -186,14 +188,17 @@ class NodeService:
 
     def _begin(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
+        under_way = _integer(message, "under_way") if "under_way" in message.header else 0
         with self._nodes:
             self._members.current(rank, incarnation)
             state = self._state.running(_integer(message, "phase"))
-            granted = False
+            granted: bool | None = False
             if state is not None and state.queue is not None and not state.stopped:
                 state.active(rank)
                 owner = (rank, incarnation)
-                granted = state.queue.begin(owner, _integer(message, "index"), _integer(message, "epoch"))
+                reserve = SLOWED * (len(state.ranks) - 1) * under_way
+                index, epoch = _integer(message, "index"), _integer(message, "epoch")
+                granted = state.queue.begin(owner, index, epoch, reserve=reserve)
             return Message({"granted": granted})
 
     def _progress(self, message: Message) -> Message:

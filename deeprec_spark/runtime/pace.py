@@ -10,8 +10,8 @@ class Pace:
     """A free pace; the base of those that are not.
 
     The training thread calls `enter`, then for each step either `skip`, or `may_begin`, `begun` and `ended`, and then
-    `used`; at last `leave`. The thread that reads calls `reading` for each batch, and `starving` before it waits for
-    rows.
+    `used`, and `starving` before it waits for rows; at last `leave`. The thread that reads calls `reading` for each
+    batch.
     """
 
     def enter(self) -> None:
@@ -21,7 +21,7 @@ class Pace:
         """A batch was read."""
 
     def starving(self) -> None:
-        """There is no row to read right now."""
+        """There is no row to train right now: all that had begun has ended."""
 
     @property
     def behind(self) -> bool:

@@ -258,9 +258,9 @@ class StalenessBound:
 class StepTurns(Pace):
     """A worker's side of the bound, for one phase of training at a time.
 
-    The training thread calls `may_begin` and `begun` before each step, and `ended` after it. The thread that reads
-    calls `reading` for each batch, and `starving` before it waits for rows: a worker that has trained all that it has
-    read, and waits for more, holds nobody up.
+    The training thread calls `may_begin` and `begun` before each step, and `starving` before it waits for rows: a
+    worker that has trained all that it has, and waits for more, holds nobody up. The thread that reads calls `reading`
+    for each batch.
 
     Arguments:
         ask: calls the server that keeps the bound.
@@ -269,8 +269,7 @@ class StepTurns(Pace):
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._lock = threading.Lock()
-        self._inside = self._starving = False
-        self._read = self._ended = 0
+        self._inside = False
         self._next = self._last = 0
         self._report = SemiSyncReport()
 
@@ -282,8 +281,6 @@ class StepTurns(Pace):
     def enter(self) -> None:
         """A phase of training begins."""
         with self._lock:
-            self._starving = False
-            self._read = self._ended = 0
             self._report = SemiSyncReport()
             self._go_in()
 
@@ -300,34 +297,21 @@ class StepTurns(Pace):
         """The step that may begin has begun."""
         self._next += 1
 
-    def ended(self) -> None:
-        """A step that had begun was pushed."""
-        with self._lock:
-            self._ended += 1
-            self._rest()
-
     def reading(self) -> None:
         """A batch was read: there is a step to take, so others count with this worker."""
         with self._lock:
-            self._read += 1
-            self._starving = False
             self._go_in()
 
     def starving(self) -> None:
-        """There is no row to read right now."""
+        """There is no row to train right now: all that had begun has ended."""
         with self._lock:
-            self._starving = True
-            self._rest()
+            self._go_out()
 
     def leave(self) -> SemiSyncReport:
         """The phase is over for this worker; what the bound has cost it."""
         with self._lock:
             self._go_out()
             return self._report
-
-    def _rest(self) -> None:
-        if self._starving and self._ended == self._read:
-            self._go_out()
 
     def _go_in(self) -> None:
         if not self._inside:

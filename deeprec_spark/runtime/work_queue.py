@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +59,8 @@ class WorkQueue:
     def take(self, owner: Hashable, *, steal: bool = False) -> Lease | None:
         """The next item for this owner, or None while (or because) there is none to hand out.
 
-        With `steal`, where none is left: one that another owner holds and has not begun.
+        With `steal`, where none is left: the last one of the owner that holds the most which it has not begun. What is
+        taken with `steal` is begun at once, or two idle owners could take it from each other for ever.
         """
         with self._lock:
             if self._pending:
@@ -68,15 +69,26 @@ class WorkQueue:
                 idle = [i for i, holder in self._owners.items() if i not in self._begun and holder != owner]
                 if not steal or not idle:
                     return None
-                index = idle[0]
+                held = Counter(self._owners[i] for i in idle)
+                index = max(reversed(idle), key=lambda i: held[self._owners[i]])
+                del self._owners[index]  # so that what is leased later comes later
             self._owners[index] = owner
+            if steal:
+                self._begun.add(index)
             return Lease(index, self._epoch, self._items[index], self._done.get(index, 0))
 
-    def begin(self, owner: Hashable, index: int, epoch: int | None = None) -> bool:
-        """The owner starts on an item, so that nobody takes it over; False if it no longer holds it."""
+    def begin(
+        self, owner: Hashable, index: int, epoch: int | None = None, *, reserve: int = 0
+    ) -> bool | None:
+        """The owner starts on an item, so that nobody takes it over; False if it no longer holds it.
+
+        With a `reserve`: None if fewer rows than that are left to hand out. Items without `rows` count as one.
+        """
         with self._lock:
             if (epoch is not None and epoch != self._epoch) or self._owners.get(index, _NOBODY) != owner:
                 return False
+            if index not in self._begun and not self._has_pending(reserve):
+                return None
             self._begun.add(index)
             return True
 
@@ -225,6 +237,15 @@ class WorkQueue:
         """More rows of an item are done; whether all are."""
         self._done[index] = max(rows, self._done.get(index, 0))
         return self._is_whole(index, self._done[index])
+
+    def _has_pending(self, rows: int) -> bool:
+        """Whether so many rows are left to hand out; looks at no more items than that takes."""
+        found = 0
+        pending = iter(self._pending)
+        while found < rows and (index := next(pending, None)) is not None:
+            size = self._items[index].get("rows")
+            found += size - self._done.get(index, 0) if isinstance(size, int) else 1
+        return found >= rows
 
     def _is_whole(self, index: int, rows: int) -> bool:
         size = self._items[index].get("rows")

@@ -210,7 +210,7 @@ class WorkerClient(NodeClient):
 
         With `wait` it stays while other workers still hold items, since those come back if a worker dies: hold no
         uncompleted item in the same thread then, or use `wait=False`, which returns None where nothing is free now.
-        Near the end `wait` also takes over what another worker has leased but not begun.
+        Near the end `wait` also takes over what another worker has leased but not begun. What it gives is begun.
 
         Raises:
             JobEndedError: the job ended.
@@ -229,13 +229,20 @@ class WorkerClient(NodeClient):
             if status == "none" or not wait:
                 return None
 
-    def begin(self, item: LeasedItem) -> bool:
-        """Before the first row of an item is used; False if an idle worker has taken it over: leave it then."""
+    def begin(self, item: LeasedItem, under_way: int = 0) -> bool | None:
+        """Before the first row of an item is used; False if an idle worker has taken it over: leave it then.
+
+        Arguments:
+            under_way: rows of items begun before that are still trained. Near the end of a phase the answer may then be
+                None: others might run out of rows meanwhile, and could take this item over. Ask again once there are
+                fewer; without any the answer is never None.
+        """
         task = self._current()
         if not task.dynamic:
             return True
-        header = {"phase": task.number, "index": item.index, "epoch": item.epoch}
-        return bool(self._call("begin", header).header["granted"])
+        header = {"phase": task.number, "index": item.index, "epoch": item.epoch, "under_way": under_way}
+        granted = self._call("begin", header).header["granted"]
+        return None if granted is None else bool(granted)
 
     def complete(self, item: LeasedItem) -> bool:
         """The item's samples are trained; False if it was given to another worker meanwhile."""

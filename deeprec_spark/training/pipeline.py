@@ -67,7 +67,10 @@ class Begin(enum.Enum):
 
 
 class Gate(Protocol[Gated]):
-    """Who may keep steps from beginning, and is told of those that ended; called in the order of the steps."""
+    """Who may keep steps from beginning, and is told of those that ended; called in the order of the steps.
+
+    A step that is HELD is asked for again once an earlier one has ended, with `wait` once all have.
+    """
 
     def begin(self, tag: Gated, *, wait: bool) -> Begin:
         """Before a step's pull. With `wait` it does not answer HELD. A batch to SKIP has no `end`."""
@@ -116,45 +119,40 @@ class StepPipeline:
         self.stale_pulls = 0
         """Pulls that ran ahead of at least one push of this worker."""
 
-    def train(self, batches: Iterable[tuple[Batch, Tag] | None]) -> Iterator[Tag]:
+    def train(self, batches: Iterable[tuple[Batch, Tag]]) -> Iterator[Tag]:
         """Train on every batch, in order; yields each one's tag once its update is in the store.
 
-        `batches` is advanced in another thread where there is a depth, and is not finished when the gate says STOP. A
-        None among them says that the next one may depend on those before (another worker may wait for their end):
-        all that have begun then end, and their tags are yielded, before anybody waits for it.
+        `batches` is advanced in another thread where there is a depth, and is closed before this ends. It is not
+        finished when the gate says STOP.
         What a stage raises is raised here, after the stages that run have ended. Batches that were read ahead are then
         dropped untrained. A batch without samples is a step all the same (see `Trainer.train_empty`).
         """
-        if self.options.depth == 0:
-            source = iter(batches)
-            yield from self._in_order(iter(lambda: self._read(source), _End.OF_BATCHES))
-            return
         with ExitStack() as stack:
-            steps = self._read_ahead(stack, iter(batches))
+            source = iter(batches)
+            stack.callback(_close, source)
+            if self.options.depth == 0:
+                yield from self._in_order(iter(lambda: self._read(source), None))
+                return
+            steps = self._read_ahead(stack, source)
             if self.options.max_staleness == 0:
                 yield from self._in_order(steps)
             else:
                 yield from self._ahead(steps, _executor(stack, "store"))
 
-    def _read(self, batches: Iterator[tuple[Batch, Tag] | None]) -> _Step[Tag] | _End:
-        """The next batch, read and prepared."""
+    def _read(self, batches: Iterator[tuple[Batch, Tag]]) -> _Step[Tag] | None:
+        """The next batch, read and prepared; None where there is no more."""
         with self.clock.stage("read"):
-            entry = next(batches, _End.OF_BATCHES)
+            entry = next(batches, None)
         if entry is None:
-            return _End.OF_WHAT_MAY_WAIT
-        if isinstance(entry, _End):
-            return entry
+            return None
         batch, tag = entry
         if not batch.size:
             return batch, None, tag
         with self.clock.stage("prepare"):
             return batch, self._trainer.prepare(batch), tag
 
-    def _read_ahead(
-        self, stack: ExitStack, batches: Iterator[tuple[Batch, Tag] | None]
-    ) -> Iterator[_Step[Tag] | _End]:
+    def _read_ahead(self, stack: ExitStack, batches: Iterator[tuple[Batch, Tag]]) -> Iterator[_Step[Tag]]:
         """The steps, read and prepared up to `depth` batches ahead in a thread that ends with the stack."""
-        stack.callback(_close, batches)
         reader = _executor(stack, "prepare")
         # The trace that finds a batch's ids is made in the caller's thread: Keras keeps its scopes by thread.
         self._trainer.record()
@@ -162,15 +160,13 @@ class StepPipeline:
         while True:
             with self.clock.stage("wait"):
                 step = ahead.popleft().result()
-            if step is _End.OF_BATCHES:
+            if step is None:
                 return
             ahead.append(reader.submit(self._read, batches))
             yield step
 
-    def _in_order(self, steps: Iterable[_Step[Tag] | _End]) -> Iterator[Tag]:
+    def _in_order(self, steps: Iterable[_Step[Tag]]) -> Iterator[Tag]:
         for step in steps:
-            if isinstance(step, _End):
-                continue
             answer = self._begin(step[2], wait=True)
             if answer is Begin.STOP:
                 return
@@ -178,7 +174,7 @@ class StepPipeline:
                 self._push(step, self._compute(step, self._pull(step)))
             yield step[2]
 
-    def _ahead(self, steps: Iterator[_Step[Tag] | _End], store: ThreadPoolExecutor) -> Iterator[Tag]:
+    def _ahead(self, steps: Iterator[_Step[Tag]], store: ThreadPoolExecutor) -> Iterator[Tag]:
         """Pulls and pushes in one thread, so that their order is fixed: pull i + max_staleness, then push i."""
         pulled: deque[tuple[_Step[Tag], Future[PullReply | None]]] = deque()
         pushed: deque[tuple[Tag, Future[None]]] = deque()
@@ -187,11 +183,6 @@ class StepPipeline:
             while waiting is not None and len(pulled) <= self.options.max_staleness:
                 if not pulled:
                     yield from self._finished(pushed, all_of_them=True)
-                if isinstance(waiting, _End):
-                    if pulled:
-                        break
-                    waiting = next(steps, None)
-                    continue
                 answer = self._begin(waiting[2], wait=not pulled)
                 if answer is Begin.HELD:
                     break
@@ -249,13 +240,6 @@ class StepPipeline:
             else:
                 self._trainer.push(prepared, result)
         self._gate.end(tag)
-
-
-class _End(enum.Enum):
-    """What comes between batches: the end of all, or of those that may be kept waiting for the next one."""
-
-    OF_BATCHES = 0
-    OF_WHAT_MAY_WAIT = 1
 
 
 _Step = tuple[Batch, "PreparedBatch | None", Tag]

@@ -14,19 +14,19 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from deeprec_spark.data import Batch, BatchReader, Groups, ReaderOptions, Work
+from deeprec_spark.data import Batch, BatchReader, Groups, ReaderOptions
 from deeprec_spark.data.arrays import pack_arrays, unpack_arrays
 from deeprec_spark.data.columns import projected
 from deeprec_spark.data.file_cache import CacheOptions, FileCache
-from deeprec_spark.data.shuffle import Leased, leased_from_dict
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.quiet import import_tensorflow
 from deeprec_spark.runtime import processors
 from deeprec_spark.runtime.context import WorkerContext
 from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.pace import BackupPace, Pace
-from deeprec_spark.runtime.worker_client import LeasedItem, PhaseTask, WorkerClient
+from deeprec_spark.runtime.worker_client import PhaseTask, WorkerClient
 from deeprec_spark.tracing.stages import StageClock
+from deeprec_spark.training.leases import LeasedBatches, LeasedStep
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.pipeline import Begin, PipelineOptions, StepPipeline
 
@@ -170,14 +170,16 @@ class Worker:
     def _train_steps(self, task: PhaseTask, options: ReaderOptions, meter: _Meter, done: int) -> None:
         """All steps of an epoch, from step `done` on, or fewer where the driver ends it."""
         gate, pace, trainer = self._gate, self._context.pace, self._trainer
-        work = self._steps(task, options, pace, skip=done * options.batch_size)
-        pipeline = StepPipeline(trainer, self._job.pipeline, _PipelineGate(gate, pace, meter), meter.clock)
-        for step in pipeline.train(None if step is None else (step.batch, step) for step in work):
-            meter.stale_pulls = pipeline.stale_pulls
-            meter.report_if_due()
-            self._complete(step)
-            for item in step.finished:
-                gate.forget(item.index)
+        leases = self._leases(task, options, pace, meter.clock, skip=done * options.batch_size)
+        steps_gate = _PipelineGate(gate, pace, meter, leases)
+        pipeline = StepPipeline(trainer, self._job.pipeline, steps_gate, meter.clock)
+        while not steps_gate.stopped and (batches := leases.next_round()) is not None:
+            for step in pipeline.train(batches):
+                meter.stale_pulls = pipeline.stale_pulls
+                meter.report_if_due()
+                leases.complete(step)
+                for item in step.finished:
+                    gate.forget(item.index)
         # Ranks of a synchronous job take the same number of steps; one that is out of rows takes part with none.
         for _ in range(done + meter.steps, task.payload.get("steps") or 0):
             with meter.clock.stage("wait"):
@@ -207,13 +209,15 @@ class Worker:
         trainer.refresh()
         options = ReaderOptions(batch_size=task.payload["batch_size"], sample_weight=self._job.sample_weight)
         meter = _Meter(self._client, trainer)
-        for step in self._steps(task, options, Pace()):
-            if step is None:
-                continue
-            trainer.evaluate_step(step.batch)
-            meter.count(step.batch.size)
-            meter.report_if_due()
-            self._complete(step)
+        leases = self._leases(task, options, Pace(), meter.clock)
+        while (batches := leases.next_round()) is not None:
+            for batch, step in batches:
+                if not leases.begin(step):
+                    break
+                trainer.evaluate_step(batch)
+                meter.count(batch.size)
+                meter.report_if_due()
+                leases.complete(step)
         return meter.result(), pack_arrays(trainer.metric_states())
 
     def _dense(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
@@ -221,84 +225,42 @@ class Worker:
         data = {"step": self._trainer.step, "statistics": self._context.store.statistics()}
         return data, pack_arrays(self._trainer.dense_vector())
 
-    def _complete(self, step: _Step) -> None:
-        """Give back the leases whose last row was in this step."""
-        for item in step.finished:
-            self._client.complete(item)
-
-    def _steps(
-        self, task: PhaseTask, options: ReaderOptions, pace: Pace, skip: int = 0
-    ) -> Iterator[_Step | None]:
-        """Batches of the phase's rows; the first `skip` assigned rows are left out.
-
-        None before a wait for rows that others hold: they may wait for those of the batches before it.
-        """
+    def _leases(
+        self, task: PhaseTask, options: ReaderOptions, pace: Pace, clock: StageClock, skip: int = 0
+    ) -> LeasedBatches:
         reader = BatchReader(self._spec, options, self._cache)
-        leased: dict[Leased, LeasedItem] = {}
-
-        def work(first: LeasedItem) -> Iterator[Work]:
-            # While rows are held, do not wait for other workers' leases: they might wait for these.
-            nonlocal skip
-            item: LeasedItem | None = first
-            while item is not None:
-                part = leased_from_dict(item.data)
-                done = item.done if task.dynamic else min(skip, part.rows)
-                skip -= 0 if task.dynamic else done
-                if done < part.rows:
-                    leased[part] = item
-                    yield Work(part, done)
-                item = self._client.lease(wait=False)
-
-        def begin(part: Leased) -> bool:
-            # Near the end an idle worker may have taken the range over.
-            granted = self._client.begin(leased[part])
-            if not granted:
-                del leased[part]
-            return granted
-
-        while True:
-            item = self._client.lease(wait=False)
-            if item is None:
-                # With nothing held, wait: what a lost worker held comes back to the queue.
-                yield None
-                pace.starving()
-                item = self._client.lease()
-            if item is None:
-                return
-            for step in reader.steps(work(item), begin):
-                rows = {leased[part].index: count for part, count in step.rows.items()}
-                pace.reading()
-                yield _Step(step.batch, rows, [leased.pop(part) for part in step.finished])
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A batch, how many rows of which items are used with it, and the items that it finishes."""
-
-    batch: Batch
-    rows: Mapping[int, int]
-    finished: Sequence[LeasedItem]
+        return LeasedBatches(self._client, reader, task, pace, clock, skip)
 
 
 class _PipelineGate:
-    """The worker's gate, its pace and its meter, as a pipeline of steps asks them.
+    """The worker's gate, its pace, its leases and its meter, as a pipeline of steps asks them.
 
     A step is counted before the gate hears of its end, which may be all that a save waits for: what a cut tells of a
     worker is of the same moment as its tables.
     """
 
-    def __init__(self, gate: StepGate, pace: Pace, meter: _Meter) -> None:
+    def __init__(self, gate: StepGate, pace: Pace, meter: _Meter, leases: LeasedBatches) -> None:
         self._gate = gate
         self._pace = pace
         self._meter = meter
+        self._leases = leases
+        # Rows of the steps that have begun, and of those that have ended: each is counted in one thread.
+        self._rows_begun = self._rows_ended = 0
+        self.stopped = False
+        """Whether the driver has ended the phase."""
 
-    def begin(self, tag: _Step, *, wait: bool) -> Begin:
+    def begin(self, tag: LeasedStep, *, wait: bool) -> Begin:
         """See `pipeline.Gate`."""
-        # Its turn first: a step that has begun must not wait for others, whom a save may hold.
+        # Its turn first: a step that has begun must not wait for others, whom a save may hold, and while it waits
+        # others may take its rows over.
         if not self._pace.may_begin(wait=wait):
             return Begin.HELD
+        granted = self._leases.begin(tag, self._rows_begun - self._rows_ended)
+        if not granted:
+            return Begin.HELD if granted is None else Begin.STOP
         answer = self._gate.begin(tag.rows, wait=wait)
         if not answer:
+            self.stopped = answer is not None
             return Begin.HELD if answer is None else Begin.STOP
         if self._pace.behind:
             self._pace.skip()
@@ -306,10 +268,12 @@ class _PipelineGate:
             self._gate.end()
             return Begin.SKIP
         self._pace.begun()
+        self._rows_begun += tag.batch.rows
         return Begin.GO
 
-    def end(self, tag: _Step) -> None:
+    def end(self, tag: LeasedStep) -> None:
         """See `pipeline.Gate`."""
+        self._rows_ended += tag.batch.rows
         self._pace.ended()
         self._meter.count(self._pace.used(tag.batch.size))
         self._gate.end()
