@@ -177,7 +177,7 @@ def test_a_failing_callback_ends_the_phase(start_job):
 
 def test_leases_of_a_lost_worker_go_to_the_others_who_wait_for_them(start_job):
     job = start_job()
-    _, one, two = job.all_nodes()
+    server, one, two = job.all_nodes()
     running = job.run_phase(Phase("train", items=[{"n": 1}]))
     one.next_phase()
     held = one.lease()
@@ -185,14 +185,18 @@ def test_leases_of_a_lost_worker_go_to_the_others_who_wait_for_them(start_job):
     assert two.lease(wait=False) is None
     waiting = job.pool.submit(two.lease)
     one.exited(-9)
+    order = server.next_order(0)
+    assert (order.kind, order.payload["rank"]) == ("fence", 1)
+    assert not waiting.done(), "it is not known yet what the lost one has pushed"
+    server.answer(order.number, {"position": None})
     got = waiting.result(30)
     assert got["n"] == held["n"]
+    again = job.node(1, attempt="second")
+    assert again.next_phase().kind == "train"
     assert two.complete(got)
     two.finish({})
     with pytest.raises(StaleNodeError):
         one.complete(held)
-    again = job.node(1, attempt="second")
-    assert again.next_phase().kind == "train"
     assert again.lease() is None
     again.finish({"by": "second"})
     assert running.result(30)[0].data == {"by": "second"}

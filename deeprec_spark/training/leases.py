@@ -10,7 +10,7 @@ So a slow worker keeps no more than the lease that it works on, however far its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deeprec_spark.data import Batch, BatchReader, Work
@@ -33,8 +33,8 @@ class LeasedStep:
 class LeasedBatches:
     """Reads what this worker has leased in a phase, in rounds.
 
-    Batches of a round may be taken in another thread; all else is called in one, `next_round` once no step of the
-    round before is under way.
+    Batches of a round may be taken in another thread; all else is called in one, `next_round` once the round before is
+    closed and none of its steps is under way.
 
     Args:
         client: leases and completes.
@@ -73,7 +73,7 @@ class LeasedBatches:
         self._done: dict[int, int] = {}
         self._refused: set[int] = set()
 
-    def next_round(self) -> Iterator[tuple[Batch, LeasedStep]] | None:
+    def next_round(self) -> Generator[tuple[Batch, LeasedStep]] | None:
         """What is held and can be leased without a wait; waits where that is nothing; None if all rows are done."""
         self._held = {part: item for part, item in self._held.items() if item.index not in self._refused}
         self._refused.clear()
@@ -126,7 +126,7 @@ class LeasedBatches:
         self._held[part] = item
         return [Work(part, done)]
 
-    def _read(self, work: Sequence[Work]) -> Iterator[tuple[Batch, LeasedStep]]:
+    def _read(self, work: Sequence[Work]) -> Generator[tuple[Batch, LeasedStep]]:
         def more() -> Iterator[Work]:
             yield from work
             while (item := self._client.lease(wait=False)) is not None:

@@ -6,7 +6,7 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -211,13 +211,14 @@ class Worker:
         meter = _Meter(self._client, trainer)
         leases = self._leases(task, options, Pace(), meter.clock)
         while (batches := leases.next_round()) is not None:
-            for batch, step in batches:
-                if not leases.begin(step):
-                    break
-                trainer.evaluate_step(batch)
-                meter.count(batch.size)
-                meter.report_if_due()
-                leases.complete(step)
+            with closing(batches):
+                for batch, step in batches:
+                    if not leases.begin(step):
+                        break
+                    trainer.evaluate_step(batch)
+                    meter.count(batch.size)
+                    meter.report_if_due()
+                    leases.complete(step)
         return meter.result(), pack_arrays(trainer.metric_states())
 
     def _dense(self, task: PhaseTask) -> tuple[dict[str, Any], bytes]:
