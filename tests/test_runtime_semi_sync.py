@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deeprec_spark.runtime.errors import NodeError
 from deeprec_spark.runtime.phases import Phase, PhaseResult
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions, SemiSyncReport
 from tests.test_runtime_cut import TESTS, Job, counts, items_of, sums, trained
@@ -198,3 +199,33 @@ def test_reports_add_up_and_travel() -> None:
     assert (
         text == "3 late steps with 27 samples did not update the model: steps by worker: rank 4: 2, rank 5: 1"
     )
+
+
+def test_with_backup_workers_a_killed_job_goes_on_and_trains_no_row_twice(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """A step takes one of two workers' rows. What is not dropped for being late is trained once, before or after."""
+    half, size = 400, 4
+    parts = [items_of(half, 50), [{**item, "first": item["first"] + half} for item in items_of(half, 50)]]
+    options = SemiSyncOptions(backup_workers=1)
+    job = start_job(1, 2, "sync", respawn=False, semi_sync=options)
+    running = job.run("train", {"pause": 0.01}, None, parts)
+    cut = job.cutter.take()
+    job.cutter.write(cut, str(tmp_path / "cut"))
+    before, step, _ = counts(2 * half, tmp_path / "cut")
+    assert before.sum() == size * step == size * cut.steps, "one worker's rows a step"
+    os.kill(job.reports[0].data["pid"], signal.SIGKILL)
+    with pytest.raises(NodeError):
+        running.result(60)
+    job.close()
+    job = start_job(1, 2, "sync", semi_sync=options)
+    job.coordinator.run_phase(Phase("train", assignment=[[], []]))
+    job.cutter.restore([str(tmp_path / "cut")], cut.save_id)
+    results = job.coordinator.run_phase(Phase("train", {"steps_done": cut.steps}, assignment=parts))
+    job.cutter.write(job.cutter.take(), str(tmp_path / "end"))
+    end, _, _ = counts(2 * half, tmp_path / "end")
+    assert end.max() == 1
+    passed = np.tile(np.arange(half) < size * cut.steps, 2)
+    np.testing.assert_array_equal(end[passed], before[passed])
+    dropped = sum(total(results).dropped_samples.values())
+    assert end[~passed].sum() == (~passed).sum() - dropped
