@@ -4,8 +4,9 @@
 
 One store in this process holds two tables with Adagrad. Each round writes and reads as many bytes as its checkpoint
 has, flushed to the disk and (for reading) dropped from the page cache first; saves a full checkpoint; changes 1 % of
-the rows and saves an incremental one; saves while two threads go on training; and restores. The last line printed is
-`RESULT {json}`; a table and a plot go to docs/benchmarks/.
+the rows and saves an incremental one; saves while two threads go on training; and restores. Before that, jobs with real
+nodes save while they train (`benchmarks.checkpoint_nodes`). The last line printed is `RESULT {json}`; a table and a
+plot go to docs/benchmarks/.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.checkpoint_nodes import MODES, SHAPES, NodesSettings, measure
 from benchmarks.peer_process import ROOT, bar_chart
 from deeprec_spark import checkpoint
 from deeprec_spark.embedding.local_store import LocalStore
@@ -208,7 +210,27 @@ def one_round(
     return found
 
 
-def report(measures: Measures, arguments: argparse.Namespace) -> dict[str, Any]:
+def pauses_of_jobs(store: LocalStore, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    """How long saves hold the workers of jobs that begin with the store's tables."""
+    tables, _, _ = save(store, folder / "tables", 0)
+    shapes = [tuple(int(part) for part in shape.split("+")) for shape in arguments.nodes]
+    found = measure(
+        NodesSettings(
+            tables,
+            TABLES,
+            arguments.rows,
+            arguments.dim,
+            str(folder),
+            shapes=tuple((servers, workers) for servers, workers in shapes),
+            modes=tuple(arguments.modes),
+            saves=arguments.node_saves,
+        )
+    )
+    shutil.rmtree(folder / "tables")
+    return found
+
+
+def report(measures: Measures, nodes: Mapping[str, float], arguments: argparse.Namespace) -> dict[str, Any]:
     """Print and write the table; the content of the result line."""
     median = {name: statistics.median(values) for name, values in measures.items()}
     size = median["full_bytes"] / 1e6
@@ -234,6 +256,7 @@ def report(measures: Measures, arguments: argparse.Namespace) -> dict[str, Any]:
         "restore_MBps": round(speeds["restore"], 1),
         "restore_MBps_vs_disk": ratio("read_seconds", "restore_seconds"),
         "steps_while_saving": median["steps_meanwhile"],
+        **nodes,
         "rows": arguments.rows * len(TABLES),
         "dim": arguments.dim,
         "MB": round(size, 1),
@@ -264,6 +287,7 @@ def report(measures: Measures, arguments: argparse.Namespace) -> dict[str, Any]:
             "pause_ratio",
             "save_MBps_vs_disk",
             "restore_MBps_vs_disk",
+            *(name for name in nodes if name.startswith("pause_ratio")),
         )
     ]
     table = "\n".join(lines)
@@ -286,7 +310,9 @@ def write_docs(
         f"medians of {arguments.rounds} rounds on one disk; the load average was {arguments.load} before "
         f"they began, and saves need the cores more than plain writes do. Everything is flushed to the disk, and read "
         f"from it. The pause is how long training stands still for a full save, {result['pause_ms']} ms, against the "
-        f"time of writing while {TRAINERS} threads go on training. {versions}.\n\n![](checkpoint.svg)\n\n{table}\n"
+        f"time of writing while {TRAINERS} threads go on training. pause_ratio_2_2_sync is that of a job with two "
+        f"servers and two workers in sync mode, without an ending it is of async mode: medians of "
+        f"{arguments.node_saves} full saves while it trains. {versions}.\n\n![](checkpoint.svg)\n\n{table}\n"
     )
     (folder / "checkpoint.md").write_text(page)
     chart = bar_chart(
@@ -303,6 +329,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_500_000, help="of each of two tables")
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--nodes",
+        nargs="*",
+        default=[f"{servers}+{workers}" for servers, workers in SHAPES],
+        help="servers + workers of the jobs whose pauses are measured; none are, where none are given",
+    )
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--node-saves", type=int, default=5, help="of each job")
     parser.add_argument("--folder", help="on the disk to measure; default: the temporary directory's")
     parser.add_argument("--no-docs", action="store_true", help="do not write docs/benchmarks/")
     arguments = parser.parse_args()
@@ -312,12 +346,16 @@ def main() -> None:
     fill(store, arguments.rows, arguments.dim)
     print(f"filled {len(TABLES)} tables of {arguments.rows} rows", flush=True)
     measures: Measures = {}
+    nodes: Mapping[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=arguments.folder) as name:
+        if arguments.nodes:
+            nodes = pauses_of_jobs(store, Path(name), arguments)
+            print(f"{len(arguments.nodes)} kinds of jobs done", flush=True)
         for number in range(arguments.rounds):
             for key, value in one_round(store, Path(name), number, arguments).items():
                 measures.setdefault(key, []).append(value)
             print(f"round {number + 1}/{arguments.rounds} done", flush=True)
-    print("RESULT " + json.dumps(report(measures, arguments)))
+    print("RESULT " + json.dumps(report(measures, nodes, arguments)))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,19 @@ from tests.conftest import ROOT
 
 @pytest.mark.timeout(240)
 def test_a_tiny_run_ends_with_its_result() -> None:
+    nodes = ["--nodes", "1+1", "--modes", "async", "--node-saves", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.checkpoint", "--rows", "20000", "--rounds", "1", "--no-docs"],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.checkpoint",
+            "--rows",
+            "20000",
+            "--rounds",
+            "1",
+            "--no-docs",
+            *nodes,
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -29,6 +40,7 @@ def test_a_tiny_run_ends_with_its_result() -> None:
         "incremental_bytes_ratio",
         "incremental_time_ratio",
         "pause_ratio",
+        "pause_ratio_1_1",
         "save_MBps_vs_disk",
         "restore_MBps_vs_disk",
     ):
