@@ -83,6 +83,9 @@ class PipelineSection(Section):
     max_staleness: int = Field(
         0, ge=0, description="Pushes of its own that a worker's pull may run ahead of; 0 in sync mode."
     )
+    parallel_steps: int = Field(
+        2, ge=1, description="Steps that compute at the same time: at most max_staleness + 1 can."
+    )
 
     def make_options(self) -> PipelineOptions:
         """The section as the Estimator takes it."""

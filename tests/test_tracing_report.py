@@ -92,6 +92,7 @@ def test_the_text_has_a_line_for_each_worker_and_shard() -> None:
         "0.00",
         "0.00",
         "0.00",
+        "0.00",
         "0.67",
     ]
     assert lines[4].split() == ["0", "items", "45", "90", "0.0", "0.0", "1.50"]

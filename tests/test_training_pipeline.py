@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,9 @@ from deeprec_spark.embedding.options import CounterFilter, EmbeddingVariableOpti
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.tracing.spans import SpanRing, TraceBounds
 from deeprec_spark.tracing.stages import StageClock
+from deeprec_spark.training import function_options
 from deeprec_spark.training.checks import NonFiniteError
+from deeprec_spark.training.options import DenseStepOptions
 from deeprec_spark.training.pipeline import Begin, PipelineOptions, StepPipeline
 from deeprec_spark.training.trainer import Trainer, TrainerOptions
 
@@ -26,7 +29,7 @@ L = keras.layers
 IDS, STEPS = 12, 7
 
 
-def model() -> keras.Model:
+def model(dropout: float = 0.3) -> keras.Model:
     """Two columns of ids, one of them computed with, moving averages, dropout, a filter."""
     user = keras.Input((), dtype="int64", name="user")
     item = keras.Input((2,), dtype="int64", name="item")
@@ -40,7 +43,8 @@ def model() -> keras.Model:
             price,
         ]
     )
-    x = L.Dropout(0.3, seed=3)(L.BatchNormalization()(L.Dense(8)(x)))
+    x = L.BatchNormalization()(L.Dense(8)(x))
+    x = L.Dropout(dropout, seed=3)(x) if dropout else x
     made = keras.Model([user, item, price], L.Dense(1, activation="sigmoid", name="click")(x))
     made.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
     return made
@@ -61,9 +65,9 @@ def batches(count: int = STEPS, size: int = 16) -> list[Batch]:
     ]
 
 
-def trainer() -> Trainer:
+def trainer(dropout: float = 0.3) -> Trainer:
     keras.utils.set_random_seed(11)
-    made = Trainer(model(), LocalStore(), TrainerOptions(seed=11))
+    made = Trainer(model(dropout), LocalStore(), TrainerOptions(seed=11))
     made.initialize(batches()[0])
     return made
 
@@ -95,21 +99,84 @@ def test_the_result_is_that_of_one_step_after_the_other(depth: int) -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
-def test_pulls_run_ahead_of_so_many_pushes_and_no_more(staleness: int) -> None:
+@pytest.mark.parametrize("dropout", [0.3, 0.0], ids=["one at a time", "side by side"])
+@pytest.mark.parametrize(("staleness", "parallel"), [(1, 1), (1, 2), (2, 2), (2, 3)])
+def test_pulls_run_ahead_of_so_many_pushes_and_no_more(staleness: int, parallel: int, dropout: float) -> None:
     """The same as the stages by hand in the documented order: pull i + staleness, then push i."""
-    plain, piped = trainer(), trainer()
+    plain, piped = trainer(dropout), trainer(dropout)
     prepared = [plain.prepare(batch) for batch in batches()]
     replies = [plain.pull(entry) for entry in prepared[: staleness + 1]]
     for number, entry in enumerate(prepared):
-        plain.push(entry, plain.compute(entry, replies[number]))
+        result = plain.compute(entry, replies[number])
+        plain.measure(entry, result)
+        plain.push(entry, result)
         if len(replies) < STEPS:
             replies.append(plain.pull(prepared[len(replies)]))
-    pipeline = StepPipeline(piped, PipelineOptions(depth=2, max_staleness=staleness))
+    pipeline = StepPipeline(piped, PipelineOptions(2, staleness, parallel))
     assert list(pipeline.train(tagged(batches()))) == list(range(STEPS))
     assert pipeline.stale_pulls == STEPS - 1
     for mine, theirs in zip(state(piped), state(plain), strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+class Meeting(Trainer):
+    """A trainer whose steps go on computing only when so many of them are computing."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(model(dropout=0.0), LocalStore(), TrainerOptions(seed=11))
+        self.initialize(batches()[0])
+        self.barrier = threading.Barrier(steps, timeout=30)
+        self.executors: list[Any] = []
+
+    def compute(self, prepared: Any, reply: Any) -> Any:
+        """Wait for the others."""
+        self.barrier.wait()
+        self.executors.append(function_options.current().executor_type)
+        return super().compute(prepared, reply)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_steps_whose_rows_are_there_compute_at_the_same_time(inline: bool) -> None:
+    made = Meeting(2)
+    pipeline = StepPipeline(made, PipelineOptions(max_staleness=1, parallel_steps=2))
+    with function_options.inline() if inline else nullcontext():
+        here = function_options.current().executor_type
+        assert len(list(pipeline.train(tagged(batches(6))))) == 6
+    assert made.step == 6
+    assert made.executors == [here] * 6, "the policy of the caller holds in all threads"
+    assert ("SINGLE_THREADED" in str(here)) is inline
+
+
+def test_steps_that_change_a_state_of_the_process_compute_one_after_the_other() -> None:
+    random, plain = trainer(dropout=0.3), trainer(dropout=0.0)
+    assert not random.overlaps(random.prepare(batches()[0]))
+    assert plain.overlaps(plain.prepare(batches()[0]))
+    parts = Trainer(
+        model(dropout=0.0), LocalStore(), TrainerOptions(dense_step=DenseStepOptions(micro_batch=8))
+    )
+    parts.initialize(batches()[0])
+    assert not parts.overlaps(parts.prepare(batches()[0]))
+
+
+class Counting(keras.Model):
+    """Counts in its metrics what it was given."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        """A metric over the inputs."""
+        self.seen.update_state(x[2])
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def test_metrics_of_its_own_see_the_inputs() -> None:
+    plain = model(dropout=0.0)
+    made = Counting(plain.inputs, plain.outputs)
+    made.seen = keras.metrics.Sum(name="seen")
+    made.compile("sgd", "binary_crossentropy")
+    counted = Trainer(made, LocalStore())
+    counted.initialize(batches()[0])
+    list(StepPipeline(counted, PipelineOptions(max_staleness=1)).train(tagged(batches())))
+    wanted = sum(batch.features["price"].sum() for batch in batches())
+    assert counted.metric_results()["seen"] == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -222,10 +289,11 @@ def test_giving_up_early_closes_the_source_and_ends_the_threads(depth: int) -> N
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"depth": -1}, {"max_staleness": -1}, {"depth": 0, "max_staleness": 1}]
+    "arguments",
+    [{"depth": -1}, {"max_staleness": -1}, {"depth": 0, "max_staleness": 1}, {"parallel_steps": 0}],
 )
 def test_options_that_cannot_be(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="Received: depth="):
+    with pytest.raises(ValueError, match=r"Received: (depth|parallel_steps)="):
         PipelineOptions(**arguments)
 
 
@@ -240,7 +308,7 @@ def test_each_stage_of_each_step_is_timed(options: PipelineOptions) -> None:
     took = time.monotonic() - started
     assert clock.spans is not None
     spans = clock.spans.drain()
-    for stage in ("prepare", "pull", "compute", "push"):
+    for stage in ("prepare", "pull", "compute", "measure", "push"):
         assert [span.number for span in spans if span.name == stage] == list(range(1, STEPS + 1))
         assert 0 < clock.seconds[stage] < took
     # One more: the reading that finds the end.

@@ -13,13 +13,14 @@ COLOURS: Mapping[str, str] = {
     "prepare": "#b9cf7a",
     "pull": "#3b76af",
     "compute": "#e08e3c",
+    "measure": "#f2c9a0",
     "push": "#7db4e0",
     "wait": "#c9c9c9",
 }
 MAX_BARS = 40
 """Of more workers or servers than this the page shows the slowest, or hottest, ones."""
 
-_OWN = ("pull", "compute", "push", "wait")
+_OWN = ("pull", "compute", "measure", "push", "wait")
 _AHEAD = ("read", "prepare")
 _LABEL, _WIDTH, _ROW = 110, 620, 26
 

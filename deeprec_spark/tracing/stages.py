@@ -9,20 +9,21 @@ from types import TracebackType
 
 from deeprec_spark.tracing.spans import SpanRing
 
-STAGES = ("read", "prepare", "pull", "compute", "push", "wait")
+STAGES = ("read", "prepare", "pull", "compute", "measure", "push", "wait")
 """Stages of a step, in order.
 
 `read`: the next batch of the data; `prepare`: its tensors and distinct ids; `pull`, `push`: the store, other workers'
-part of a synchronous step included; `compute`: TensorFlow; `wait`: the training thread had nothing to compute, because
-a batch or its rows were not there yet, a save held it, or its rows had run out before those of other workers.
+part of a synchronous step included; `compute`: TensorFlow's loss and gradients; `measure`: its metrics; `wait`: there
+was nothing to compute, because a batch or its rows were not there yet, a save held the worker, or its rows had run out
+before those of other workers.
 """
 
 
 class StageClock:
-    """Adds up seconds by stage; stages may run in several threads, each of them in one thread at a time.
+    """Adds up seconds by stage, of any number of threads.
 
-    Read and prepare run ahead of the step in a thread of their own, so the stages of a step add up to more than its
-    time: what delays training of them is in `wait`.
+    Read and prepare run ahead of the step in a thread of their own, and steps may compute side by side, so the stages
+    of a step add up to more than its time: what delays training of them is in `wait`.
 
     Args:
         spans: where single spans are kept for a trace, if they are.
@@ -39,9 +40,9 @@ class StageClock:
         self.spans = spans
         self._timers = {name: _Timer(name, spans) for name in STAGES}
 
-    def stage(self, name: str) -> _Timer:
+    def stage(self, name: str) -> _Interval:
         """A context manager that counts its block for a stage, once it has ended without an error."""
-        return self._timers[name]
+        return _Interval(self._timers[name])
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -50,16 +51,36 @@ class StageClock:
 
 
 class _Timer:
-    """Counts one stage; entered by one thread at a time, not within itself."""
+    """Counts one stage."""
 
-    __slots__ = ("_name", "_spans", "_started", "count", "seconds")
+    __slots__ = ("_lock", "_name", "_spans", "count", "seconds")
 
     def __init__(self, name: str, spans: SpanRing | None) -> None:
         self._name = name
         self._spans = spans
-        self._started = 0.0
+        self._lock = threading.Lock()
         self.seconds = 0.0
         self.count = 0
+
+    def add(self, started: float) -> None:
+        """Count what began then and ends now."""
+        seconds = time.monotonic() - started
+        with self._lock:
+            self.seconds += seconds
+            self.count += 1
+            number = self.count
+        if self._spans is not None and self._spans.keeps:
+            self._spans.add(self._name, threading.current_thread().name, started, seconds, number)
+
+
+class _Interval:
+    """One block of a stage."""
+
+    __slots__ = ("_started", "_timer")
+
+    def __init__(self, timer: _Timer) -> None:
+        self._timer = timer
+        self._started = 0.0
 
     def __enter__(self) -> None:
         self._started = time.monotonic()
@@ -67,10 +88,5 @@ class _Timer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            return
-        seconds = time.monotonic() - self._started
-        self.seconds += seconds
-        self.count += 1
-        if self._spans is not None and self._spans.keeps:
-            self._spans.add(self._name, threading.current_thread().name, self._started, seconds, self.count)
+        if kind is None:
+            self._timer.add(self._started)

@@ -2,18 +2,21 @@
 
     reading, prepare   a thread:     batch 3 │ batch 4 │ batch 5        up to `depth` batches ahead
     pull, push         a thread:     pull 2, push 0 │ pull 3, push 1    only with max_staleness > 0
-    compute            the caller:   batch 1 │ batch 2 │ batch 3
+    compute            the caller:   batch 1 │ batch 2 │ batch 3        or, with max_staleness > 0, some threads
+    measure            the caller
 
 With `max_staleness=0` a batch's rows are pulled after all earlier batches were pushed: the result is, bit for bit, that
 of one `train_step` after the other. With `max_staleness=s` a pull may run before the last s pushes of this worker, so
 that the store's work overlaps with computing; the order of pulls and pushes is still fixed, not a matter of timing.
+Steps whose rows are there then compute side by side, `parallel_steps` of them: TensorFlow leaves cores idle between and
+within its operations, which the other step uses. That changes no result either.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.tracing.stages import StageClock
+from deeprec_spark.training import function_options
 
 if TYPE_CHECKING:
     from deeprec_spark.embedding.store import PullReply
@@ -39,12 +43,19 @@ class PipelineOptions:
     Args:
         depth: batches that are read and prepared ahead of the step that computes; 0 does all in the caller's thread.
         max_staleness: pushes of this worker that a pull may run ahead of; 0 gives the result of unpipelined steps.
+        parallel_steps: steps that compute at the same time, once their rows are there: `max_staleness` + 1 at most have
+            them. Models that draw random numbers (dropout), XLA and micro batches compute one step after the other.
     """
 
     depth: int = 2
     max_staleness: int = 0
+    parallel_steps: int = 2
 
     def __post_init__(self) -> None:
+        if self.parallel_steps < 1:
+            raise ValueError(
+                f"parallel_steps must be at least 1. Received: parallel_steps={self.parallel_steps}"
+            )
         if self.depth < 0 or self.max_staleness < 0:
             raise ValueError(
                 "depth and max_staleness must not be negative. "
@@ -137,7 +148,10 @@ class StepPipeline:
             if self.options.max_staleness == 0:
                 yield from self._in_order(steps)
             else:
-                yield from self._ahead(steps, _executor(stack, "store"))
+                computers = None
+                if self.options.parallel_steps > 1:
+                    computers = _executor(stack, "compute", self.options.parallel_steps)
+                yield from self._ahead(steps, _executor(stack, "store"), computers)
 
     def _read(self, batches: Iterator[tuple[Batch, Tag]]) -> _Step[Tag] | None:
         """The next batch, read and prepared; None where there is no more."""
@@ -171,19 +185,25 @@ class StepPipeline:
             if answer is Begin.STOP:
                 return
             if answer is not Begin.SKIP:
-                self._push(step, self._compute(step, self._pull(step)))
+                result = self._compute(step, self._pull(step))
+                self._measure(step, result)
+                self._push(step, result)
             yield step[2]
 
-    def _ahead(self, steps: Iterator[_Step[Tag]], store: ThreadPoolExecutor) -> Iterator[Tag]:
+    def _ahead(
+        self, steps: Iterator[_Step[Tag]], store: ThreadPoolExecutor, computers: ThreadPoolExecutor | None
+    ) -> Iterator[Tag]:
         """Pulls and pushes in one thread, so that their order is fixed: pull i + max_staleness, then push i."""
         pulled: deque[tuple[_Step[Tag], Future[PullReply | None]]] = deque()
+        computed: deque[tuple[_Step[Tag], Future[TrainResult | None]]] = deque()
         pushed: deque[tuple[Tag, Future[None]]] = deque()
         waiting = next(steps, None)
         while True:
-            while waiting is not None and len(pulled) <= self.options.max_staleness:
-                if not pulled:
+            while waiting is not None and len(pulled) + len(computed) <= self.options.max_staleness:
+                begun = bool(pulled or computed)
+                if not begun:
                     yield from self._finished(pushed, all_of_them=True)
-                answer = self._begin(waiting[2], wait=not pulled)
+                answer = self._begin(waiting[2], wait=not begun)
                 if answer is Begin.HELD:
                     break
                 if answer is Begin.STOP:
@@ -193,18 +213,36 @@ class StepPipeline:
                     raise RuntimeError(
                         "Steps can be left out only where no pull runs ahead (max_staleness=0)."
                     )
-                self.stale_pulls += bool(pulled)
+                self.stale_pulls += begun
                 pulled.append((waiting, store.submit(self._pull, waiting)))
                 waiting = next(steps, None)
-            if not pulled:
+            while computers is not None and pulled and self._may_join(pulled[0][0], computed):
+                step, reply = pulled.popleft()
+                computed.append((step, computers.submit(self._compute_pulled, step, reply)))
+            if computed:
+                step, found = computed.popleft()
+                result = found.result()
+            elif pulled:
+                step, reply = pulled.popleft()
+                result = self._compute_pulled(step, reply)
+            else:
                 break
-            step, reply = pulled.popleft()
-            with self.clock.stage("wait"):
-                rows = reply.result()
-            result = self._compute(step, rows)
+            self._measure(step, result)
             pushed.append((step[2], store.submit(self._push, step, result)))
             yield from self._finished(pushed, all_of_them=False)
         yield from self._finished(pushed, all_of_them=True)
+
+    def _may_join(self, step: _Step[Any], computed: Sized) -> bool:
+        """Whether a step may compute beside those that do now, if any."""
+        _, prepared, _ = step
+        if prepared is None or len(computed) >= self.options.parallel_steps:
+            return False
+        return self._trainer.overlaps(prepared)
+
+    def _compute_pulled(self, step: _Step[Any], reply: Future[PullReply | None]) -> TrainResult | None:
+        with self.clock.stage("wait"):
+            rows = reply.result()
+        return self._compute(step, rows)
 
     def _finished(self, pushed: deque[tuple[Tag, Future[None]]], *, all_of_them: bool) -> Iterator[Tag]:
         """The tags whose push has ended, in order; raises what a push raised."""
@@ -232,6 +270,12 @@ class StepPipeline:
         with self.clock.stage("compute"):
             return self._trainer.compute(prepared, reply)
 
+    def _measure(self, step: _Step[Any], result: TrainResult | None) -> None:
+        _, prepared, _ = step
+        if prepared is not None and result is not None:
+            with self.clock.stage("measure"):
+                self._trainer.measure(prepared, result)
+
     def _push(self, step: _Step[Any], result: TrainResult | None) -> None:
         batch, prepared, tag = step
         with self.clock.stage("push"):
@@ -246,8 +290,11 @@ _Step = tuple[Batch, "PreparedBatch | None", Tag]
 """A batch, its first stage's result (None: it has no samples, or was not prepared), and its tag."""
 
 
-def _executor(stack: ExitStack, name: str) -> ThreadPoolExecutor:
-    pool = ThreadPoolExecutor(1, thread_name_prefix=f"step-{name}")
+def _executor(stack: ExitStack, name: str, threads: int = 1) -> ThreadPoolExecutor:
+    """Threads that end with the stack; they run TensorFlow's functions as the caller's does (the executor policy)."""
+    pool = ThreadPoolExecutor(
+        threads, f"step-{name}", initializer=function_options.adopt, initargs=(function_options.current(),)
+    )
     stack.callback(pool.shutdown, wait=True, cancel_futures=True)
     return pool
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -172,6 +172,83 @@ class PredictProgram:
             predicted = call_model(self._model, self._binding.pack(columns), training=False)
             gather.finish()
         return [tf.convert_to_tensor(output) for output in keras.tree.flatten(predicted)]
+
+
+class Predicted(NamedTuple):
+    """The loss of (a part of) a batch, and the model's outputs, flat."""
+
+    loss: Tensor
+    outputs: list[Tensor]
+
+
+class MetricProgram:
+    """Adds training steps to the mean of the loss and to the metrics, one after another.
+
+    It is no part of the step: steps may compute at the same time, while metrics add up in the order of the steps.
+
+    Args:
+        model, binding, outputs, weighted: see `TrainProgram`.
+        predicted: specs of what a step predicts.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        binding: InputBinding,
+        outputs: OutputBinding,
+        predicted: Predicted,
+        *,
+        weighted: bool,
+    ) -> None:
+        self._model, self._binding, self._outputs = model, binding, outputs
+        # Keras' own does not look at the inputs, and each tensor costs a call its time.
+        self.takes_columns = type(model).compute_metrics is not keras.Model.compute_metrics
+        self._function = tf.function(
+            self._update,
+            input_signature=[
+                binding.signature() if self.takes_columns else [],
+                outputs.signature(),
+                weight_signature(weighted),
+                *tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), predicted),
+            ],
+            autograph=False,
+        ).get_concrete_function()
+
+    def run(
+        self,
+        columns: Sequence[Tensor],
+        labels: Sequence[Tensor],
+        weight: Sequence[Tensor],
+        predicted: Predicted,
+    ) -> None:
+        """Add a part of a batch."""
+        given = list(columns) if self.takes_columns else []
+        self._function(given, list(labels), list(weight), predicted.loss, list(predicted.outputs))
+
+    def _update(
+        self,
+        columns: list[Tensor],
+        labels: list[Tensor],
+        weight: list[Tensor],
+        loss: Tensor,
+        outputs: list[Tensor],
+    ) -> None:
+        inputs = self._binding.pack(columns) if self.takes_columns else None
+        predicted = self._outputs.restore(outputs)
+        update_metrics(self._model, inputs, self._outputs.pack(labels), predicted, weight, loss)
+
+
+def reached_inputs(graph: Any, inputs: Sequence[Tensor]) -> list[bool]:
+    """Which of these placeholders the outputs or the side effects of a function graph depend on."""
+    waiting = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    seen = {id(op) for op in waiting}
+    while waiting:
+        op = waiting.pop()
+        for source in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if id(source) not in seen:
+                seen.add(id(source))
+                waiting.append(source)
+    return [id(tensor.op) in seen for tensor in inputs]
 
 
 def weight_signature(weighted: bool) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The traced training step: loss, gradients and metrics of a batch, in one part or in several.
+"""The traced training step: loss and gradients of a batch, in one part or in several.
 
     one part       rows ─ gather ─ dense part ─ gradients by row ─ clip         one function
     several        rows ─ gather ─ dense part ─┐
@@ -27,13 +27,15 @@ from deeprec_spark.training.inputs import InputBinding, OutputBinding
 from deeprec_spark.training.lookups import LookupPlan
 from deeprec_spark.training.optimizers import Clipping
 from deeprec_spark.training.programs import (
+    MetricProgram,
+    Predicted,
     RowTensors,
     call_model,
     lookup,
     loss_of,
+    reached_inputs,
     split_calls,
     sums,
-    update_metrics,
     weight_signature,
 )
 
@@ -47,13 +49,15 @@ Float32Array = npt.NDArray[np.float32]
 class TrainResult:
     """What the traced training step returns.
 
-    `checks` float32: the loss, the sum of each output, then the sum of the gradients.
+    `checks` float32: the loss, the sum of each output, then the sum of the gradients. `predicted` has the loss and the
+    outputs of each part of the batch, for the metrics.
     """
 
     checks: Float32Array
     dense_gradient: Float32Array
     state_delta: Float32Array | None
     row_gradients: Sequence[Float32Array]
+    predicted: Sequence[Predicted]
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,11 @@ class _Given(NamedTuple):
 
 
 _GIVEN = len(_Given._fields)
+_Found = tuple[Tensor, Tensor, list[Tensor], list[Tensor], "Predicted"]
 
 
 class TrainProgram:
-    """Loss, gradients and metrics of one batch, as a pure function of the dense vector and the rows.
+    """Loss and gradients of one batch, as a function of the dense vector and the rows.
 
     Args:
         model: a compiled, built Keras model.
@@ -139,22 +144,32 @@ class TrainProgram:
         whole = self._function(whole=True, compiled=False)
         columns = whole.inputs[2 + 4 * len(plan.groups) :][: len(binding.columns)]
         self._used = reached_inputs(whole.graph, columns)
+        self.metrics = MetricProgram(model, binding, outputs, whole.structured_outputs[-1], weighted=weighted)
 
     @property
     def used_columns(self) -> list[bool]:
-        """Which columns the step computes with; ids that only choose rows are not among them."""
-        return self._used
+        """Which columns step and metrics compute with; ids that only choose rows are not among them."""
+        return [used or self.metrics.takes_columns for used in self._used]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps may compute at the same time: no state of this process (random draws) passes between them.
+
+        XLA's function is made where it is first needed, which must be the thread that calls Keras.
+        """
+        return not self._changed and not self._xla
 
     def run(self, flat: Float32Array, state: Float32Array, parts: Sequence[PartTensors]) -> TrainResult:
         """Run one step on a batch, given in one part or more."""
         if len(parts) > 1:
             return self._run_parts(flat, state, parts)
-        checks, gradient, delta, row_gradients = self._call(flat, state, parts[0], whole=True)
+        checks, gradient, delta, row_gradients, predicted = self._call(flat, state, parts[0], whole=True)
         return TrainResult(
             as_array(checks),
             as_array(gradient),
             as_array(delta[0]) if delta else None,
             [as_array(tensor) for tensor in row_gradients],
+            [predicted],
         )
 
     def _run_parts(
@@ -166,6 +181,7 @@ class TrainProgram:
         checks = gradient = None
         moved = state
         gathered: list[list[Tensor]] = []
+        predicted: list[Predicted] = []
         for part in parts:
             share = tf.constant(part.size / total, tf.float32)
             found = self._call(flat, moved, part, share, whole=False)
@@ -174,6 +190,7 @@ class TrainProgram:
             if found[2]:
                 moved = moved + as_array(found[2][0])
             gathered.append(found[3])
+            predicted.append(found[4])
         numbers = [part.rows.inverse for part in parts]
         check, gradient, row_gradients = self._end_function(
             gradient,
@@ -186,6 +203,7 @@ class TrainProgram:
             as_array(gradient),
             moved - state if self._state.size else None,
             [as_array(tensor) for tensor in row_gradients],
+            predicted,
         )
 
     def _call(
@@ -240,28 +258,23 @@ class TrainProgram:
         traced = tf.function(function, input_signature=list(signature), autograph=False)
         return traced.get_concrete_function()
 
-    def _step(self, dense_part: Any, given: _Given) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    def _step(self, dense_part: Any, given: _Given) -> _Found:
         """A whole batch."""
-        checks, gradient, delta, gathered = self._part(dense_part, given)
+        checks, gradient, delta, gathered, predicted = self._part(dense_part, given)
         check, gradient, row_gradients = self._end(gradient, gathered, given.inverse, given.uniques)
-        return tf.concat([checks, check], 0), gradient, delta, row_gradients
+        return tf.concat([checks, check], 0), gradient, delta, row_gradients, predicted
 
-    def _part(
-        self, dense_part: Any, given: _Given, share: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-        """The checks, the dense gradient, how the state moved, and the gradients of the gathered rows."""
-        columns, labels, weight = given.columns, given.labels, given.weight
+    def _part(self, dense_part: Any, given: _Given, share: Tensor | None = None) -> _Found:
+        """The checks, the dense gradient, how the state moved, the gradients of the gathered rows, loss and outputs."""
         parts = split_calls(self._plan, lookup(given.rows, given.inverse), given.sizes)
         loss, outputs, gradient, of_calls, new_state, local = dense_part(
-            given.flat, given.state, parts, columns, labels, weight, share
+            given.flat, given.state, parts, given.columns, given.labels, given.weight, share
         )
         for variable, value in zip(self._changed, local, strict=True):
             variable.assign(value)
-        inputs, targets = self._binding.pack(columns), self._outputs.pack(labels)
-        update_metrics(self._model, inputs, targets, self._outputs.restore(outputs), weight, loss)
         checks = tf.stack(sums([loss, *outputs]))
         delta = [new_state - given.state] if self._state.size else []
-        return checks, gradient, delta, _join_calls(self._plan, of_calls)
+        return checks, gradient, delta, _join_calls(self._plan, of_calls), Predicted(loss, outputs)
 
     def _dense_part(
         self,
@@ -339,19 +352,6 @@ class TrainProgram:
         rest = iter(clipped[len(dense) :])
         joined = [tf.concat([next(rest) for _ in group], 0) for group in tables]
         return self._dense.join(clipped[: len(dense)]), joined
-
-
-def reached_inputs(graph: Any, inputs: Sequence[Tensor]) -> list[bool]:
-    """Which of these placeholders the outputs or the side effects of a function graph depend on."""
-    waiting = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
-    seen = {id(op) for op in waiting}
-    while waiting:
-        op = waiting.pop()
-        for source in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
-            if id(source) not in seen:
-                seen.add(id(source))
-                waiting.append(source)
-    return [id(tensor.op) in seen for tensor in inputs]
 
 
 def _has_fixed_shapes(plan: LookupPlan) -> bool:

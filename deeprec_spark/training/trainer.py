@@ -37,7 +37,8 @@ T = TypeVar("T")
 class Trainer:
     """Trains a Keras model whose SparseEmbedding tables and dense weights live in an embedding store.
 
-    A step is four stages, each a method, so that a pipeline may overlap them: `prepare`, `pull`, `compute`, `push`.
+    A step is five stages, each a method, so that a pipeline may overlap them: `prepare`, `pull`, `compute`, `measure`,
+    `push`.
     The step is always one traced function: `run_eagerly`, `jit_compile` and `steps_per_execution` of `compile` have no
     effect. Tables of layers that have `trainable = False` at `initialize` are read as in `predict` and never updated.
     Batches in groups reach a model with an `ExpandGroups` layer as they are, any other model flat.
@@ -88,11 +89,12 @@ class Trainer:
         features = self._features(sample)
         self._inputs = InputBinding(self.model, features)
         head = [as_tensor(array) for array in self._inputs.arrays(features)]
+        inputs = self._inputs.pack(head)
         with context.use(context.RecordContext()):
-            outputs = call_model(self.model, self._inputs.pack(head), training=False)
+            outputs = call_model(self.model, inputs, training=False)
         self._outputs = OutputBinding(self.model, outputs, sample.labels)
         if sample.labels:
-            self._build_loss(sample, outputs)
+            self._build_loss(sample, inputs, outputs)
         specs = tables.table_specs(self.model, self._sparse_optimizer)
         self._frozen = tables.frozen_tables(self.model)
         self._own_optimizers = [
@@ -125,8 +127,9 @@ class Trainer:
             self.train_empty()
             return
         prepared = self.prepare(batch)
-        reply = self.pull(prepared)
-        self.push(prepared, self.compute(prepared, reply))
+        result = self.compute(prepared, self.pull(prepared))
+        self.measure(prepared, result)
+        self.push(prepared, result)
 
     def record(self) -> None:
         """Make the trace that finds the ids of a training batch, if it is not made yet."""
@@ -147,7 +150,7 @@ class Trainer:
         return reply
 
     def compute(self, prepared: PreparedBatch, reply: PullReply) -> TrainResult:
-        """Third stage: loss, gradients, metrics.
+        """Third stage: loss and gradients. Several threads may be in it where `overlaps` says so.
 
         Raises:
             NonFiniteError: the loss or a gradient is NaN or infinite; nothing has been pushed.
@@ -165,8 +168,21 @@ class Trainer:
             self._check(result.checks, prepared.batch, "training")
         return result
 
+    def overlaps(self, prepared: PreparedBatch) -> bool:
+        """Whether this step may compute at the same time as others, with the same result; makes its trace.
+
+        Not if the model draws random numbers, nor with XLA or in micro batches, which are there to save memory.
+        """
+        return len(prepared.parts) == 1 and self._train_program(prepared.weighted).overlaps
+
+    def measure(self, prepared: PreparedBatch, result: TrainResult) -> None:
+        """Fourth stage: add the step to the metrics; in the order of the steps, by one thread at a time."""
+        metric_program = self._train_program(prepared.weighted).metrics
+        for part, predicted in zip(prepared.parts, result.predicted, strict=True):
+            metric_program.run(part.columns, part.labels, part.weight, predicted)
+
     def push(self, prepared: PreparedBatch, result: TrainResult) -> None:
-        """Fourth stage: give the gradients to the store."""
+        """Last stage: give the gradients to the store."""
         plan = self._recording(training=True).plan
         rate, sparse_rate = self._rates()
         self.step = self.store.push(
@@ -407,7 +423,7 @@ class Trainer:
             )
         return rate, rate
 
-    def _build_loss(self, sample: Batch, outputs: Any) -> None:
+    def _build_loss(self, sample: Batch, inputs: Any, outputs: Any) -> None:
         """Have Keras make the states of losses and metrics, which it cannot do inside of a trace."""
         if self.options.class_weight is not None and len(self._outputs.names) > 1:
             raise ValueError(
@@ -430,8 +446,8 @@ class Trainer:
                 "result depends on their number; use sum_over_batch_size and a learning rate to match"
             )
         labels = self._outputs.pack([tf.constant(array) for array in self._outputs.arrays(sample)])
-        self.model._compute_loss(y=labels, y_pred=outputs, training=False)
-        self.model.compute_metrics(None, labels, outputs)
+        self.model._compute_loss(x=inputs, y=labels, y_pred=outputs, training=False)
+        self.model.compute_metrics(inputs, labels, outputs)
         self.model.reset_metrics()
 
     def _check(self, checks: npt.NDArray[np.float32], batch: Batch, doing: str) -> None:

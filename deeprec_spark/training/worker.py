@@ -6,7 +6,7 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.pace import BackupPace, Pace
 from deeprec_spark.runtime.worker_client import PhaseTask, WorkerClient
 from deeprec_spark.tracing.stages import StageClock
+from deeprec_spark.training import function_options
 from deeprec_spark.training.leases import LeasedBatches, LeasedStep
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.pipeline import Begin, PipelineOptions, StepPipeline
@@ -93,21 +94,9 @@ def main(context: WorkerContext) -> None:
     keras.utils.set_random_seed(job.seed + 1 + context.worker_index)
     trainer.reseed(context.worker_index)
     worker = Worker(job, trainer, context)
-    with _executor(chosen.policy):
+    with function_options.inline() if chosen.policy == "inline" else nullcontext():
         while (task := context.client.next_phase()) is not None:
             worker.run(task)
-
-
-@contextmanager
-def _executor(policy: processors.ExecutorPolicy) -> Iterator[None]:
-    """Let TensorFlow run the operations of a step in this thread alone where the policy is inline."""
-    if policy != "inline":
-        yield
-        return
-    from tensorflow.python.eager import context  # no public way to choose a function's executor
-
-    with context.function_executor_type("SINGLE_THREADED_EXECUTOR"):
-        yield
 
 
 class Worker:
