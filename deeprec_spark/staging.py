@@ -18,7 +18,14 @@ from pyarrow import fs
 from deeprec_spark import orca
 from deeprec_spark.data import ParquetDataset
 from deeprec_spark.data.creator import WEIGHT_COLUMN, DataCreator, write_shard
-from deeprec_spark.embedding.filesystem import delete_directory, is_local, join, redacted, resolve
+from deeprec_spark.embedding.filesystem import (
+    delete_directory,
+    is_local,
+    join,
+    list_folders,
+    redacted,
+    resolve,
+)
 from deeprec_spark.features.infer import infer_spec, prepare_dataframe
 from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.prepare import is_prepared, quoted
@@ -280,11 +287,11 @@ def remove_abandoned(root: str) -> None:
     """Delete what killed drivers of this host have staged below `root`; what a living process owns stays."""
     filesystem, path = resolve(root)
     prefix = f"{_PREFIX}{socket.gethostname()}-"
-    for entry in filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True)):
-        owner, _, _ = entry.base_name.removeprefix(prefix).partition("-")
-        if entry.base_name.startswith(prefix) and owner.isdigit() and not _is_alive(int(owner)):
-            logger.info("Deleting what a killed driver had staged: %s", entry.path)
-            delete_directory(filesystem, entry.path)
+    for name in list_folders(filesystem, path):
+        owner, _, _ = name.removeprefix(prefix).partition("-")
+        if name.startswith(prefix) and owner.isdigit() and not _is_alive(int(owner)):
+            logger.info("Deleting what a killed driver had staged: %s/%s", path, name)
+            delete_directory(filesystem, f"{path}/{name}")
 
 
 def as_dataframe(spark: SparkSession, data: Any, columns: DataColumns) -> DataFrame | None:

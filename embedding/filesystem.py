@@ -134,6 +134,20 @@ def list_files(filesystem: Any, directory: str, prefix: str, suffix: str) -> lis
     )
 
 
+def list_folders(filesystem: Any, directory: str) -> list[str]:
+    """The names of the folders right below a directory, sorted; none where it is missing.
+
+    pyarrow lists those of Google Cloud Storage only where somebody made them as such: they are read off the files.
+    """
+    selector = fs.FileSelector(directory, allow_not_found=True, recursive=filesystem.type_name == "gcs")
+    names = set()
+    for entry in filesystem.get_file_info(selector):
+        name, inside, _ = entry.path[len(directory) :].lstrip("/").partition("/")
+        if inside or entry.type == fs.FileType.Directory:
+            names.add(name)
+    return sorted(names)
+
+
 def delete_directory(filesystem: Any, path: str) -> None:
     """Delete a directory with all in it.
 

@@ -25,7 +25,15 @@ from deeprec_spark.checkpoint.directory import (
 )
 from deeprec_spark.checkpoint.errors import CheckpointCorruptError, CheckpointNotFoundError
 from deeprec_spark.checkpoint.manifest import Manifest
-from deeprec_spark.embedding.filesystem import join, make_directory, parent, redacted, renames, resolve
+from deeprec_spark.embedding.filesystem import (
+    join,
+    list_folders,
+    make_directory,
+    parent,
+    redacted,
+    renames,
+    resolve,
+)
 from deeprec_spark.embedding.table_chain import TableChain
 
 logger = logging.getLogger(__name__)
@@ -316,10 +324,7 @@ def _earlier(directory: str) -> Sequence[str]:
             return _whole(listing)
         folder = join(directory, BASES)
         filesystem, root = resolve(folder)
-        names = [
-            entry.base_name for entry in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-        ]
-        return sorted((join(folder, name) for name in names), reverse=True)
+        return sorted((join(folder, name) for name in list_folders(filesystem, root)), reverse=True)
     return _whole(scan(model_dir), parent(directory)[1])
 
 

@@ -27,6 +27,7 @@ from deeprec_spark.checkpoint.manifest import FileRecord, Manifest
 from deeprec_spark.embedding.filesystem import (
     delete_directory,
     join,
+    list_folders,
     make_directory,
     parent,
     publish,
@@ -332,12 +333,7 @@ def model_dir_of(directory: str) -> str | None:
 
 
 def _names(filesystem: Any, root: str) -> list[str]:
-    found = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-    return [
-        entry.base_name
-        for entry in found
-        if entry.type == fs.FileType.Directory and _NAME.fullmatch(entry.base_name)
-    ]
+    return [name for name in list_folders(filesystem, root) if _NAME.fullmatch(name)]
 
 
 def _uncommitted(filesystem: Any, root: str) -> list[str]:

@@ -54,7 +54,7 @@ class S3Server:
 
     def __enter__(self) -> S3Server:
         for _ in range(_TRIES):
-            self.port = _free_port()
+            self.port = free_port()
             with self._log.open("w") as log:
                 self._process = subprocess.Popen(
                     [
@@ -110,7 +110,8 @@ class S3Server:
             self._process.wait(20)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this host that nobody has right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
