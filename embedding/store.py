@@ -103,13 +103,13 @@ class PushRequest:
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """One file of a checkpoint: path relative to the checkpoint directory, its rows, bytes and SHA-256."""
+    """One file of a checkpoint: path relative to the checkpoint directory, its rows, bytes and `Checksum`."""
 
     path: str
     table: str | None
     rows: int
     num_bytes: int
-    sha256: str
+    checksum: str
 
 
 class SaveBaseError(ValueError):

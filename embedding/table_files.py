@@ -9,12 +9,11 @@
 
 Rows are sorted by bucket and written in row groups of bounded size, so neither side holds a table in memory. The
 schema metadata says what wrote a file; a row group's range of buckets lets a server skip what it does not hold.
-Files go to any pyarrow filesystem; their SHA-256 is known when they are written. `table_chain` reads them.
+Files go to any pyarrow filesystem; their checksum is known when they are written. `table_chain` reads them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from deeprec_spark.embedding.checksum import Checksum
 from deeprec_spark.embedding.filesystem import make_directory, open_output
 from deeprec_spark.embedding.hashing import NUM_BUCKETS, bucket
 from deeprec_spark.embedding.options import CBFFilter
@@ -179,7 +179,7 @@ def write_json(filesystem: Any, root: str, name: str, content: Mapping[str, Any]
     make_directory(filesystem, root)
     with hashing_file(filesystem, f"{root}/{name}") as sink:
         sink.write(json.dumps(content).encode())
-    return CheckpointFile(name, None, 0, sink.num_bytes, sink.sha256.hexdigest())
+    return CheckpointFile(name, None, 0, sink.num_bytes, str(sink.checksum))
 
 
 _FIXED_OPTIONS = ("init_option", "value_dtype", "dynamic_dimension")
@@ -228,18 +228,18 @@ def _without_rate(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class HashingFile:
-    """A binary file that knows the SHA-256 of what was written."""
+    """A binary file that knows the checksum of what was written."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.sha256 = hashlib.sha256()
+        self.checksum = Checksum()
         self.num_bytes = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self._file.write(view)
-        self.sha256.update(view)
+        self.checksum.update(view)
         self.num_bytes += len(view)
         return len(view)
 
@@ -304,7 +304,7 @@ def _write(
                 ends = bucket(int64_column(batch, "key")[[0, -1]]) if len(batch) else np.zeros(2, np.int32)
                 groups.append((int(ends[0]), int(ends[1])))
         writer.add_key_value_metadata({GROUPS_KEY.decode(): json.dumps(groups)})
-    return CheckpointFile(path, table, rows, sink.num_bytes, sink.sha256.hexdigest())
+    return CheckpointFile(path, table, rows, sink.num_bytes, str(sink.checksum))
 
 
 # Nothing is null: Parquet then spares a level for each element, which is what its encoding costs most.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,16 +224,41 @@ def test_copies_bring_what_they_build_on(tmp_path: Path) -> None:
     assert len(checkpoint.chain(str(tmp_path / "copy of copy"))) == 3
 
 
-def test_manifests_of_version_1_are_read(tmp_path: Path) -> None:
-    written = checkpoints.write(tmp_path)
-    fields = {"kind", "base", "base_id", "save_id", "position", "training", "checksum"}
-    import json
+def canonical(data: dict[str, Any]) -> bytes:
+    """A manifest's bytes."""
+    return (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()
 
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_manifests_of_older_versions_are_read_and_their_files_checked(tmp_path: Path, version: int) -> None:
+    written = checkpoints.write(tmp_path)
     file = Path(written.directory, "manifest.json")
+    assert canonical(json.loads(file.read_text())) == file.read_bytes()
+    fields = {"checksum"} | (
+        {"kind", "base", "base_id", "save_id", "position", "training"} if version == 1 else set()
+    )
     data = {key: value for key, value in json.loads(file.read_text()).items() if key not in fields}
-    file.write_text(json.dumps({**data, "format_version": 1}))
+    for entry in data["files"]:
+        del entry["checksum"]
+        entry["sha256"] = hashlib.sha256(Path(written.directory, entry["path"]).read_bytes()).hexdigest()
+    data["format_version"] = version
+    if version == 2:
+        data["checksum"] = hashlib.sha256(canonical(data)).hexdigest()
+    file.write_bytes(canonical(data))
     manifest = checkpoint.load(str(tmp_path))
-    assert (manifest.format_version, manifest.kind, manifest.save_id) == (1, "full", None)
-    assert checkpoint.chain(str(tmp_path)) == [written.directory]
+    assert (manifest.format_version, manifest.kind) == (3, "full")
+    assert checkpoint.chain(str(tmp_path), verify=True) == [written.directory]
+    part = next(Path(written.directory).rglob("part-*.parquet"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(checkpoint.CheckpointCorruptError, match=r"damaged: sha256:\w+ instead of sha256:"):
+        checkpoint.chain(str(tmp_path), verify=True)
+
+
+def test_an_incremental_manifest_names_its_base(tmp_path: Path) -> None:
+    written = checkpoints.write(tmp_path)
+    data = json.loads(Path(written.directory, "manifest.json").read_text())
+    del data["checksum"]
     with pytest.raises(ValueError, match="kind='incremental', base=None"):
-        checkpoint.Manifest.model_validate({**data, "format_version": 2, "kind": "incremental"})
+        checkpoint.Manifest.model_validate({**data, "kind": "incremental"})

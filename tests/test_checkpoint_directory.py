@@ -53,7 +53,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     written = checkpoints.write(tmp_path)
     file = Path(written.directory, "manifest.json")
     content = file.read_text()
-    for bad in (content[:-20], content.replace('"format_version": 2', '"format_version": 9'), "{}", "[]"):
+    for bad in (content[:-20], content.replace('"format_version": 3', '"format_version": 9'), "{}", "[]"):
         file.write_text(bad)
         with pytest.raises(checkpoint.CheckpointCorruptError, match=r"manifest\.json"):
             checkpoint.load(written.directory)

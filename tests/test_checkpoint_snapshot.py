@@ -121,7 +121,7 @@ def test_damage_is_found_before_anything_is_served(tmp_path: Path) -> None:
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     for _ in range(2):
-        with pytest.raises(checkpoint.CheckpointCorruptError, match="SHA-256"):
+        with pytest.raises(checkpoint.CheckpointCorruptError, match="xxh3-128"):
             opened(written, tmp_path)
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 

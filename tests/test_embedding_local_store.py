@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import threading
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 from deeprec_spark.embedding.dense import dense_range
 from deeprec_spark.embedding.hashing import NUM_BUCKETS, bucket
@@ -178,7 +178,7 @@ def test_a_checkpoint_restores_on_any_number_of_shards(tmp_path: Path, writers: 
     assert len({file.path for file in files}) == len(files)
     for file in files:
         data = (tmp_path / file.path).read_bytes()
-        assert (file.num_bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+        assert (file.num_bytes, file.checksum) == (len(data), f"xxh3-128:{xxhash.xxh3_128(data).hexdigest()}")
     after = [_store(i, readers) for i in range(readers)]
     _train(after, 1, first=50)  # what was there is replaced
     for store in after:

@@ -49,7 +49,7 @@ def chain(path: str, *, verify: bool = True, fallback: bool = False) -> list[str
 
     Args:
         path: A checkpoint's directory, or a model directory, whose newest checkpoint is taken.
-        verify: Read all files and compare SHA-256; without it only their sizes are compared.
+        verify: Read all files and compare checksums; without it only their sizes are compared.
         fallback: Where the newest state cannot be had, take the last one that can, and warn which that is.
 
     Raises:

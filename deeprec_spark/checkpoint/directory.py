@@ -10,7 +10,6 @@ makes lies in <step>-compact-<8 hex digits>: it may run beside saves, which leav
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import uuid
@@ -24,6 +23,7 @@ from pyarrow import fs
 
 from deeprec_spark.checkpoint.errors import CheckpointCorruptError, CheckpointNotFoundError
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest
+from deeprec_spark.embedding.checksum import Checksum, algorithm_of
 from deeprec_spark.embedding.filesystem import (
     delete_directory,
     join,
@@ -213,7 +213,7 @@ def load(path: str, *, verify: bool = True) -> Manifest:
 
     Args:
         path: The checkpoint's directory, or a model directory, whose newest checkpoint is taken.
-        verify: Read all files and compare SHA-256; without it only their sizes are compared.
+        verify: Read all files and compare checksums; without it only their sizes are compared.
 
     Raises:
         CheckpointNotFoundError: No committed checkpoint, or unreadable.
@@ -249,7 +249,7 @@ def read_manifest(directory: str) -> Manifest:
 
 
 def check_files(directory: str, files: Iterable[FileRecord], *, checksums: bool = True) -> None:
-    """Compare files with their records: size, and SHA-256 with `checksums`.
+    """Compare files with their records: size, and content with `checksums`.
 
     Raises:
         CheckpointCorruptError: Names the first file that is missing or differs.
@@ -283,7 +283,7 @@ def problems(directory: str, files: Iterable[FileRecord], *, checksums: bool = T
         return
 
     def check(file: FileRecord) -> str | None:
-        digest = hashlib.sha256()
+        digest = Checksum(algorithm_of(file.checksum))
         place = redacted(join(directory, file.path))
         try:
             with filesystem.open_input_stream(f"{root}/{file.path}") as stream:
@@ -291,10 +291,9 @@ def problems(directory: str, files: Iterable[FileRecord], *, checksums: bool = T
                     digest.update(chunk)
         except OSError as error:
             return f"A file of the checkpoint cannot be read: {error}. Received: {place}"
-        if digest.hexdigest() != file.sha256:
+        if str(digest) != file.checksum:
             return (
-                f"A file of the checkpoint is damaged: SHA-256 {digest.hexdigest()} instead of {file.sha256}. "
-                f"Received: {place}"
+                f"A file of the checkpoint is damaged: {digest} instead of {file.checksum}. Received: {place}"
             )
         return None
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deeprec_spark.checkpoint.errors import CheckpointMismatchError
+from deeprec_spark.embedding.checksum import PATTERN
 from deeprec_spark.embedding.optimizers import Optimizer
 from deeprec_spark.embedding.options import EmbeddingVariableOption
 from deeprec_spark.embedding.store import CheckpointFile, TableSpec
@@ -26,13 +27,13 @@ class _Record(BaseModel):
 
 
 class FileRecord(_Record):
-    """One file: path relative to the checkpoint, the table it belongs to (None: dense), rows, bytes, SHA-256."""
+    """One file: path relative to the checkpoint, the table it belongs to (None: dense), rows, bytes, checksum."""
 
     path: str
     table: str | None
     rows: int = Field(ge=0)
     num_bytes: int = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    checksum: str = Field(pattern=PATTERN)
 
     @classmethod
     def of(cls, file: CheckpointFile) -> FileRecord:
@@ -42,7 +43,7 @@ class FileRecord(_Record):
             table=file.table,
             rows=file.rows,
             num_bytes=file.num_bytes,
-            sha256=file.sha256,
+            checksum=file.checksum,
         )
 
 
@@ -131,14 +132,14 @@ class ModelRecord(_Record):
 
 
 class Manifest(_Record):
-    """All of a checkpoint but the numbers themselves.
+    """All of a checkpoint but the numbers themselves. Those of versions 1 and 2 are read.
 
     An incremental checkpoint has in its files what changed since `base`, tombstones, and the dense weights whole.
     `position` and `training` belong to what drives the training: where in the data it is, and learning rates, random
     state and options. `extra` is free JSON of the caller.
     """
 
-    format_version: Literal[1, 2] = 2
+    format_version: Literal[3] = 3
     step: int = Field(ge=0)
     epoch: int = Field(ge=0)
     created: str = Field("", description="ISO 8601, UTC.")
@@ -192,8 +193,7 @@ class Manifest(_Record):
     def to_json(self) -> bytes:
         """The manifest as it is written; `checksum` is the SHA-256 of the rest, so that no byte of it can change."""
         data = self.model_dump(mode="json")
-        if self.format_version > 1:
-            data["checksum"] = hashlib.sha256(_canonical(data)).hexdigest()
+        data["checksum"] = hashlib.sha256(_canonical(data)).hexdigest()
         return _canonical(data)
 
     @classmethod
@@ -205,6 +205,8 @@ class Manifest(_Record):
             expected = hashlib.sha256(_canonical(data)).hexdigest()
             if checksum != expected or content != _canonical({**data, "checksum": checksum}):
                 raise ValueError(f"its checksum is {checksum} and its content's {expected}")
+        if isinstance(data, dict) and data.get("format_version") in (1, 2):
+            data = _in_this_version(data)
         return cls.model_validate(data)
 
     def check_model(
@@ -286,6 +288,15 @@ class Manifest(_Record):
                 check_spec(saved[theirs].model_dump(), wanted[ours], values_only=warm_start.values_only)
         except ValueError as error:
             raise CheckpointMismatchError(str(error)) from error
+
+
+def _in_this_version(data: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of version 1 or 2 as one of this version: files had their SHA-256 under that name."""
+    files = [dict(file) for file in data.get("files", [])]
+    for file in files:
+        if "sha256" in file:
+            file["checksum"] = f"sha256:{file.pop('sha256')}"
+    return {**data, "files": files, "format_version": 3}
 
 
 def _canonical(data: Mapping[str, Any]) -> bytes:

@@ -87,7 +87,6 @@ def compact(source: str, target: str | None = None, *, progress: Progress = _qui
     }
     files.append(write_json(filesystem, root, "store-00000.json", info))
     changes = {
-        "format_version": 2,
         "kind": "full",
         "base": None,
         "base_id": None,

@@ -251,7 +251,7 @@ def file_to_dict(file: CheckpointFile) -> dict[str, Any]:
         "table": file.table,
         "rows": file.rows,
         "num_bytes": file.num_bytes,
-        "sha256": file.sha256,
+        "checksum": file.checksum,
     }
 
 

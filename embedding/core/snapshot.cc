@@ -218,7 +218,7 @@ void Snapshot::ReadPiece(size_t begin, size_t end, size_t first, int64_t* keys, 
     if (step >= kDistance && step - kDistance < n) {
       Entry*& entry = entries[step - kDistance];
       entry = shard.index.Find(rows_[begin + step - kDistance]);
-      if (entry != nullptr && entry->pending()) table_->PrefetchRow<0>(shard, *entry, bytes);
+      if (entry != nullptr && entry->pending()) table_->PrefetchRow<RowUse::kCopy>(shard, *entry, bytes);
     }
     if (step < 2 * kDistance) continue;
     const uint64_t hash = rows_[begin + step - 2 * kDistance];

@@ -77,6 +77,9 @@ struct TableStats {
   std::string background_error;  // the last one of moving rows ahead of need; empty if the last try went well
 };
 
+// What a row is wanted for: its value, a change, or a copy of everything.
+enum class RowUse { kLookup, kUpdate, kCopy };
+
 // Columns of rows, each of n elements; value n * dim, slots n * width. Null columns are left out.
 struct RowColumns {
   int64_t* frequency = nullptr;
@@ -271,8 +274,8 @@ class Table {
   // The row for reading: moved up if it deserves a place above, otherwise where it is.
   RowView ViewRow(Shard& shard, Entry* entry, std::vector<int64_t>* scratch);
   RowView Peek(const Shard& shard, const Entry& entry, std::vector<int64_t>* scratch) const;
-  // Hints that the first `bytes` of the row (and with kWrite its metadata) are used soon.
-  template <int kWrite>
+  // Hints that the first `bytes` of the row, and its metadata where the use has to do with them, are used soon.
+  template <RowUse kUse>
   void PrefetchRow(const Shard& shard, const Entry& entry, size_t bytes) const;
   void Touch(Shard& shard, int64_t* meta);
 

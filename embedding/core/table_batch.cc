@@ -170,7 +170,7 @@ void Table::LookupGeneral(Shard& shard, const Item* items, size_t n, int64_t cal
     if (step < n) shard.index.Prefetch(items[step].hash);
     if (step >= kDistance && step - kDistance < n) {
       const Entry* entry = shard.index.Find(items[step - kDistance].hash);
-      if (entry != nullptr && entry->has_row()) PrefetchRow<0>(shard, *entry, dim * sizeof(float));
+      if (entry != nullptr && entry->has_row()) PrefetchRow<RowUse::kLookup>(shard, *entry, dim * sizeof(float));
     }
     if (step < 2 * kDistance) continue;
     const Item& item = items[step - 2 * kDistance];
@@ -237,7 +237,7 @@ bool Table::Apply(int shard_index, const Item* items, size_t n, const float* gra
       const Item& item = items[scratch.first[turn - kDistance]];
       const Entry* entry = shard.index.Find(item.hash);
       PrefetchBytes<0>(gradients + item.position * dim, dim * sizeof(float));
-      if (entry != nullptr && entry->has_row()) PrefetchRow<1>(shard, *entry, classes_[0].cell_bytes);
+      if (entry != nullptr && entry->has_row()) PrefetchRow<RowUse::kUpdate>(shard, *entry, classes_[0].cell_bytes);
     }
     if (turn < 2 * kDistance) continue;
     const uint32_t head = scratch.first[turn - 2 * kDistance];

@@ -24,19 +24,24 @@ RowView Table::Peek(const Shard& shard, const Entry& entry, std::vector<int64_t>
   return shard.lower[at.tier - 1]->View(entry.hash, at.row_class, at.place, scratch);
 }
 
-template <int kWrite>
+template <RowUse kUse>
 void Table::PrefetchRow(const Shard& shard, const Entry& entry, size_t bytes) const {
   const Address at = Unpack(entry.state);
   if (at.tier == 0) {
     const RowSlabs& slabs = shard.slabs[at.row_class];
-    PrefetchBytes<kWrite>(slabs.Cell(at.place), bytes);
-    if (kWrite || (access_word_ >= 0 && config_.lru)) __builtin_prefetch(slabs.Meta(at.place), 1);
+    PrefetchBytes<kUse == RowUse::kUpdate ? 1 : 0>(slabs.Cell(at.place), bytes);
+    if (kUse == RowUse::kCopy) {
+      __builtin_prefetch(slabs.Meta(at.place), 0);
+    } else if (kUse == RowUse::kUpdate || (access_word_ >= 0 && config_.lru)) {
+      __builtin_prefetch(slabs.Meta(at.place), 1);
+    }
   } else {
     shard.lower[at.tier - 1]->Prefetch(at.row_class, at.place, bytes);
   }
 }
-template void Table::PrefetchRow<0>(const Shard&, const Entry&, size_t) const;
-template void Table::PrefetchRow<1>(const Shard&, const Entry&, size_t) const;
+template void Table::PrefetchRow<RowUse::kLookup>(const Shard&, const Entry&, size_t) const;
+template void Table::PrefetchRow<RowUse::kUpdate>(const Shard&, const Entry&, size_t) const;
+template void Table::PrefetchRow<RowUse::kCopy>(const Shard&, const Entry&, size_t) const;
 
 // Allocates first and commits after: where there is no room, everything is as it was.
 bool Table::Promote(Shard& shard, Entry* entry) {
