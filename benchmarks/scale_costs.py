@@ -138,12 +138,13 @@ def _computing(embedded: Observation) -> Costs:
     stages = embedded.stages
     prepare = stages["read"] + stages["prepare"]
     tables = stages["pull"] + stages["push"]
-    compute = max(embedded.worker_seconds - prepare - tables, stages["compute"])
+    alone = stages["compute"] + stages["measure"]
+    compute = max(embedded.worker_seconds - prepare - tables, alone)
     return Costs(
         samples=embedded.configuration.batch,
         rows=embedded.rows,
         compute=compute,
-        threads=compute / stages["compute"],
+        threads=compute / alone,
         prepare=prepare,
         embedded_row=tables / embedded.rows,
     )

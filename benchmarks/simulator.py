@@ -1,7 +1,8 @@
 """A discrete-event simulator of training with parameter servers: throughput from costs, cores and network.
 
 Hosts share their cores among the tasks that run there (processor sharing). Links send one message after another.
-A worker prepares batches in a thread of its own, and takes steps: pull from all servers, compute, push to all servers.
+A worker prepares batches in a thread of its own, and takes steps: pull from all servers, compute, push to all servers;
+two of them at a time where the pull of one may run ahead of the push of the other.
 In async mode each worker goes at its own pace; in sync mode servers answer once all workers' messages are there.
 
 Servers get equal parts of the rows, so where there are many, a few are simulated and stand for all.
@@ -15,6 +16,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 Action = Callable[[], None]
@@ -64,7 +66,9 @@ class Cluster:
 
     Arguments:
         workers, servers, mode: the topology; no server means that the one worker holds the tables.
-        staleness: pushes that a worker's pull may run ahead of.
+        staleness: pushes that a worker's pull may run ahead of; None is what a job has by itself: 1 in async mode with
+            servers, else 0.
+        parallel_steps: steps that a worker computes at the same time, if their rows are there.
         cores: of each host.
         one_host: all nodes share one host, and messages do not go through its links; else a host for each node.
         bandwidth, latency: bytes a second of a host's link in each direction, and seconds of a message under way.
@@ -73,11 +77,19 @@ class Cluster:
     workers: int = 1
     servers: int = 1
     mode: Mode = "async"
-    staleness: int = 0
+    staleness: int | None = None
+    parallel_steps: int = 2
     cores: float = 2.0
     one_host: bool = False
     bandwidth: float = 1.25e9
     latency: float = 1e-4
+
+    @property
+    def ahead(self) -> int:
+        """How many pushes a pull may run ahead of."""
+        if self.staleness is not None:
+            return self.staleness
+        return 1 if self.mode == "async" and self.servers else 0
 
 
 @dataclass(frozen=True)
@@ -321,14 +333,18 @@ class _Simulation:
 
 
 class _Worker:
-    """Steps of one worker: computing waits for its pull, and its pull for the push `staleness` + 1 steps before."""
+    """Steps of one worker: computing waits for its pull, and its pull for the push `ahead` + 1 steps before.
+
+    Pushes are in the order of the steps, whichever of those that compute at the same time ends first.
+    """
 
     def __init__(self, simulation: _Simulation, index: int) -> None:
         self._simulation, self._index = simulation, index
         self._random = random.Random(index)
         self._pulled: set[int] = set()
-        self._prepared = self._pulls = self._pushed = self._computed = 0
-        self._preparing = self._computing = self._exchanging = False
+        self._prepared = self._pulls = self._pushed = self._begun = self._computed = 0
+        self._preparing = self._exchanging = False
+        self._ended: set[int] = set()
         self._to_push: list[int] = []
         self.finished: list[float] = []
 
@@ -359,10 +375,13 @@ class _Worker:
             host.work(simulation.costs.prepare, self._on_prepared)
         if not self._exchanging:
             self._exchange()
-        if not self._computing and self._computed < steps and self._computed in self._pulled:
-            self._computing = True
+        while (
+            self._begun - self._computed < simulation.cluster.parallel_steps and self._begun in self._pulled
+        ):
+            step = self._begun
+            self._begun += 1
             threads = max(1, math.ceil(simulation.costs.threads))
-            together = _Together(threads, self._on_computed)
+            together = _Together(threads, partial(self._on_computed, step))
             spread = simulation.costs.spread
             seconds = simulation.costs.compute * (1 + self._random.uniform(-spread, spread))
             for share in _shares(seconds, simulation.costs.threads):
@@ -373,7 +392,7 @@ class _Worker:
         simulation = self._simulation
         step = self._pulls
         ahead = step - self._pushed  # steps whose push this pull would run ahead of
-        if step < self._prepared and ahead <= simulation.cluster.staleness:
+        if step < self._prepared and ahead <= simulation.cluster.ahead:
             self._exchanging = True
             self._pulls += 1
             simulation.exchange(self._index, step, "pull", lambda: self._on_pulled(step))
@@ -392,10 +411,12 @@ class _Worker:
         self._pulled.add(step)
         self._go_on()
 
-    def _on_computed(self) -> None:
-        self._computing = False
-        self._to_push.append(self._computed)
-        self._computed += 1
+    def _on_computed(self, step: int) -> None:
+        self._ended.add(step)
+        while self._computed in self._ended:
+            self._ended.remove(self._computed)
+            self._to_push.append(self._computed)
+            self._computed += 1
         self._go_on()
 
     def _on_pushed(self) -> None:

@@ -29,7 +29,8 @@ def observation(servers: int, batch: int, samples_per_s: float = 30_000.0) -> Ob
         "prepare": 1e-3,
         "pull": 1e-3,
         "push": 2e-3,
-        "compute": COMPUTE[batch] / 2,
+        "compute": COMPUTE[batch] / 2 - 1e-3,
+        "measure": 1e-3,
         "wait": 0.0,
     }
     beside = 3e-3 if servers == 0 else 2 * servers * CLIENT_REQUEST + ROWS[batch] * CLIENT_ROW

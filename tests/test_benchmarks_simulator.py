@@ -35,7 +35,8 @@ clusters = st.builds(
     workers=st.integers(1, 4),
     servers=st.integers(1, 4),
     mode=st.sampled_from(["async", "sync"]),
-    staleness=st.integers(0, 1),
+    staleness=st.integers(0, 2),
+    parallel_steps=st.integers(1, 2),
     bandwidth=st.sampled_from([1e7, 1e8, 1e9]),
     latency=st.sampled_from([0.0, 1e-4, 1e-3]),
 )
@@ -63,9 +64,21 @@ def test_a_link_sends_one_message_after_another() -> None:
 def test_a_worker_alone_takes_the_time_of_its_step() -> None:
     assert predict(PLAIN, Cluster(servers=0)).samples_per_s == pytest.approx(100 / 0.02)
     # Two messages there and back: 4 ms more. With a pull ahead of the push, a step costs computing only.
-    far = Cluster(latency=1e-3, bandwidth=1e15)
-    assert predict(PLAIN, far).samples_per_s == pytest.approx(100 / 0.024)
+    far = Cluster(latency=1e-3, bandwidth=1e15, parallel_steps=1)
+    assert predict(PLAIN, replace(far, staleness=0)).samples_per_s == pytest.approx(100 / 0.024)
     assert predict(PLAIN, replace(far, staleness=1)).samples_per_s == pytest.approx(100 / 0.02, rel=0.02)
+    assert predict(PLAIN, replace(far, mode="sync")).samples_per_s == pytest.approx(100 / 0.024)
+
+
+def test_two_steps_compute_at_the_same_time_where_there_are_cores_and_rows_for_both() -> None:
+    # Each has 4 ms of messages between its computing and that of the step after the next.
+    two = Cluster(latency=1e-3, bandwidth=1e15, parallel_steps=2, staleness=1)
+    assert predict(PLAIN, two).samples_per_s == pytest.approx(2 * 100 / 0.024, rel=0.03)
+    assert predict(PLAIN, replace(two, cores=1)).samples_per_s == pytest.approx(100 / 0.02, rel=0.03)
+    assert predict(PLAIN, replace(two, staleness=0)).samples_per_s == pytest.approx(100 / 0.024)
+    # Without messages two cores do twice as much as one thread can, and no more for a step that has two.
+    near = replace(two, latency=0.0)
+    assert predict(replace(PLAIN, threads=2), near).samples_per_s == pytest.approx(100 / 0.01, rel=0.03)
 
 
 def test_a_server_that_is_busy_all_the_time_is_the_limit() -> None:
@@ -118,8 +131,10 @@ def test_more_of_anything_is_never_slower(found: Costs, cluster: Cluster) -> Non
 def test_no_cluster_beats_its_parts(found: Costs, cluster: Cluster) -> None:
     """Neither more than all workers undisturbed, nor more than all cores of the workers at work, nor nothing."""
     result = predict(found, cluster, 20)
+    steps = min(cluster.parallel_steps, cluster.ahead + 1)
     alone = found.samples / (found.compute / max(found.threads, 1))
-    assert 0 < result.samples_per_s <= alone * cluster.workers * NOISE
+    busy = found.samples / (found.compute / cluster.cores)
+    assert 0 < result.samples_per_s <= min(alone * steps, busy) * cluster.workers * NOISE
     assert all(0 <= share <= 1 + 1e-6 for share in result.busy.values())
 
 
