@@ -203,7 +203,7 @@ class TrainingSection(Section):
     tensorboard: str | None = Field(None, description="Folder of TensorBoard logs.")
     pipeline: PipelineSection | None = Field(
         None,
-        description="How far stages run ahead; default: depth 2, and max_staleness 1 with async servers.",
+        description="How far stages run ahead of the step that computes.",
     )
     tracing: TracingSection | None = Field(
         None, description="Write what a run tells of itself: TensorBoard scalars, a Chrome trace, a page."

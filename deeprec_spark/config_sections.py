@@ -80,8 +80,10 @@ class PipelineSection(Section):
     """How far the stages of later steps run ahead of the one that computes."""
 
     depth: int = Field(2, ge=0, description="Batches that are read and prepared ahead; 0: none.")
-    max_staleness: int = Field(
-        0, ge=0, description="Pushes of its own that a worker's pull may run ahead of; 0 in sync mode."
+    max_staleness: int | None = Field(
+        None,
+        ge=0,
+        description="Pushes of its own that a worker's pull may run ahead of; null: 1 with async servers, else 0.",
     )
     parallel_steps: int = Field(
         2, ge=1, description="Steps that compute at the same time: at most max_staleness + 1 can."

@@ -435,7 +435,7 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
             warm_start=self.options.warm_start,
         )
         self.statistics = loop.statistics
-        self.statistics.max_staleness = job.pipeline.max_staleness
+        self.statistics.max_staleness = job.pipeline.staleness
         self._observer = loop.observer
         try:
             history = loop.run(lambda: TrainingCluster(self._spark, self._cluster_options, job))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeprec_spark.cluster import ClusterOptions
@@ -54,8 +54,8 @@ class EstimatorOptions:
         tracing: what `fit` writes about itself: TensorBoard logs, a Chrome trace, a page; None writes nothing.
         shuffle_rows: rows of several row groups that `fit` shuffles together; a worker holds two such buffers in
             memory. 0 shuffles the leases, and the rows within each, which lie together in the data.
-        pipeline: how far stages of later steps run ahead; None is depth 2, and with servers in async mode also
-            `max_staleness=1`: a worker pulls the rows of its next step before it has pushed its last one.
+        pipeline: how far stages of later steps run ahead; with servers in async mode a worker pulls the rows of its
+            next step before it has pushed its last one, unless `max_staleness=0` says otherwise.
         wire_dtype: what rows and gradients are on the network, "float32" or "bfloat16"; dense parameters are float32.
         dense_step: how TensorFlow computes the dense part of a step: XLA, micro batches.
         executor_policy: threads and CPUs of the nodes: "default", "pinned" or "inline" (docs/performance.md).
@@ -105,7 +105,7 @@ class EstimatorOptions:
             raise ValueError(
                 f"wire_dtype must be one of {', '.join(WIRE_TYPES)}. Received: wire_dtype={self.wire_dtype!r}"
             )
-        if self.mode == "sync" and self.pipeline is not None and self.pipeline.max_staleness > 0:
+        if self.mode == "sync" and self.pipeline is not None and self.pipeline.staleness > 0:
             raise ValueError(
                 "mode='sync' repeats bit for bit, so its pulls see all pushes: set max_staleness=0. "
                 f"Received: mode='sync', pipeline={self.pipeline}"
@@ -113,12 +113,13 @@ class EstimatorOptions:
 
     @property
     def pipeline_options(self) -> PipelineOptions:
-        """The pipeline of each worker."""
-        if self.pipeline is not None:
-            return self.pipeline
-        # Rows come over the network while a step computes; tables in the process cost too little to be stale for.
+        """The pipeline of each worker, with a number for `max_staleness`."""
+        pipeline = self.pipeline or PipelineOptions()
+        if pipeline.max_staleness is not None:
+            return pipeline
+        # With servers, pushes of others come between a pull and its push in any case; a worker alone stays exact.
         ahead = self.mode == "async" and (self.num_ps > 0 or self.placement == "colocated")
-        return PipelineOptions(max_staleness=1 if ahead else 0)
+        return replace(pipeline, max_staleness=1 if ahead and pipeline.depth else 0)
 
     @property
     def cache(self) -> CacheOptions | None:

@@ -19,7 +19,9 @@ from tests.conftest import ROOT
         ({"num_ps": 1}, 1),
         ({"placement": "colocated", "num_workers": 2}, 1),
         ({"num_ps": 1, "mode": "sync"}, 0),
-        ({"num_ps": 1, "pipeline": PipelineOptions()}, 0),
+        ({"num_ps": 1, "pipeline": PipelineOptions(max_staleness=0)}, 0),
+        ({"num_ps": 1, "pipeline": PipelineOptions(parallel_steps=2)}, 1),
+        ({"pipeline": PipelineOptions(parallel_steps=2)}, 0),
         ({"pipeline": PipelineOptions(max_staleness=3)}, 3),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,17 @@ import pytest
 from deeprec_spark.data import Batch, BatchReader, ParquetDataset, ReaderOptions
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.store import EmbeddingStore
+from deeprec_spark.features.criteo import criteo_spec
 from deeprec_spark.features.movielens import prepare_movielens
+from deeprec_spark.features.planted import planted_rows
 from deeprec_spark.features.spec import FeatureKind, FeatureSpec
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.models import registry
 from deeprec_spark.runtime.channel_server import ChannelServer
 from deeprec_spark.runtime.remote_store import RemoteStore, RemoteStoreOptions
 from deeprec_spark.runtime.server import ParameterServer, ServerOptions
+from deeprec_spark.runtime.store_messages import WireType
+from deeprec_spark.training.options import DenseStepOptions, TrainerOptions
 from deeprec_spark.training.pipeline import PipelineOptions, StepPipeline
 from deeprec_spark.training.trainer import Trainer
 
@@ -92,24 +97,32 @@ def compiled(model: keras.Model) -> keras.Model:
 
 
 def scores(
-    model: keras.Model, store: EmbeddingStore, options: PipelineOptions, train: Batch, test: Batch
+    model: keras.Model,
+    store: EmbeddingStore,
+    options: PipelineOptions,
+    train: Batch,
+    test: Batch,
+    dense_step: DenseStepOptions | None = None,
+    epochs: int = EPOCHS,
 ) -> Any:
     """What the model says of the test rows after its epochs on the training rows."""
-    trainer = Trainer(model, store)
+    trainer = Trainer(model, store, TrainerOptions(dense_step=dense_step or DenseStepOptions()))
     trainer.initialize(
         Batch({k: v[:2] for k, v in train.features.items()}, {k: v[:2] for k, v in train.labels.items()})
     )
     pipeline = StepPipeline(trainer, options)
-    for _ in pipeline.train(batches(train)):
+    for _ in pipeline.train(batches(train, epochs)):
         pass
-    assert (pipeline.stale_pulls > 0) is (options.max_staleness > 0)
+    assert (pipeline.stale_pulls > 0) is bool(options.max_staleness)
+    side_by_side = trainer.overlaps(trainer.prepare(next(batches(train, 1))[0]))
+    assert side_by_side is (trainer.options.dense_step == DenseStepOptions())
     [found] = trainer.predict_step(test).values()
     return found
 
 
-def batches(train: Batch) -> Iterator[tuple[Batch, int]]:
+def batches(train: Batch, epochs: int) -> Iterator[tuple[Batch, int]]:
     """The steps of all epochs."""
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         order = np.random.default_rng(epoch).permutation(train.size)
         for start in range(0, train.size, BATCH_SIZE):
             chosen = order[start : start + BATCH_SIZE]
@@ -129,25 +142,68 @@ def movielens(
     return prepare_movielens(spark, str(test_data / "ml-100k"), str(folder)), folder
 
 
-def test_pulling_ahead_and_bfloat16_on_the_wire_cost_no_quality(movielens: tuple[FeatureSpec, Path]) -> None:
-    spec, folder = movielens
-    train, test = load(folder / "train", spec), load(folder / "test", spec)
-    labels = test.labels[spec.label_names[0]]
-
-    def trained(store: EmbeddingStore, options: PipelineOptions) -> float:
-        keras.utils.set_random_seed(1)
-        model = compiled(registry.create("deepfm", spec, embedding_dim=16, hidden_units=(64, 32)))
-        return auc(labels, scores(model, store, options, train, test))
-
-    embedded = trained(LocalStore(), PipelineOptions(0))
+@contextmanager
+def served(wire_dtype: WireType) -> Iterator[RemoteStore]:
+    """The store of a worker with one server."""
     server = ChannelServer(
         ParameterServer(LocalStore(), ServerOptions(1, 1)).handlers(), host="127.0.0.1", token="token"
     )
-    store = RemoteStore([server.address], RemoteStoreOptions("token", rank=1, wire_dtype="bfloat16"))
-    served = trained(store, PipelineOptions(max_staleness=1))
-    store.close()
-    server.stop()
-    assert abs(served - embedded) < 0.003, (served, embedded)
+    store = RemoteStore([server.address], RemoteStoreOptions("token", rank=1, wire_dtype=wire_dtype))
+    try:
+        yield store
+    finally:
+        store.close()
+        server.stop()
+
+
+def generated(first: int, rows: int) -> Batch:
+    """Criteo-like rows with a planted truth; ids are ranks, and -1 is no id."""
+    made = planted_rows(np.arange(first, first + rows), seed=2)
+    spec = criteo_spec()
+    dense = np.log1p(np.maximum(np.nan_to_num(made.dense), 0)).astype(np.float32)
+    columns = [*dense.T, *made.ranks.T]
+    features = {
+        feature.name: np.ascontiguousarray(column)
+        for feature, column in zip(spec.features, columns, strict=True)
+    }
+    return Batch(features, {spec.label_names[0]: made.label.astype(np.float32)})
+
+
+AHEAD = PipelineOptions(max_staleness=1)
+FASTER = {
+    # Two steps at once, each on rows that the other has not changed yet.
+    "side by side": DenseStepOptions(),
+    "compiled, in parts": DenseStepOptions(xla=True, micro_batch=128),
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "way"),
+    [("movielens", "side by side"), ("generated", "side by side"), ("generated", "compiled, in parts")],
+)
+def test_what_makes_training_faster_costs_no_quality(
+    data: str, way: str, request: pytest.FixtureRequest
+) -> None:
+    """With bfloat16 on the wire, beside one step after another without a server; trained until it gains no more."""
+    if data == "movielens":
+        spec, folder = request.getfixturevalue("movielens")
+        train, test = load(folder / "train", spec), load(folder / "test", spec)
+        name, units, epochs = "deepfm", {"hidden_units": (64, 32)}, EPOCHS
+    else:
+        spec, train, test = criteo_spec(), generated(0, 60_000), generated(60_000, 40_000)
+        name, units, epochs = "dlrm", {"bottom_units": (32, 16), "top_units": (32,)}, 2
+
+    def trained(store: EmbeddingStore, pipeline: PipelineOptions, dense_step: DenseStepOptions) -> float:
+        keras.utils.set_random_seed(1)
+        model = compiled(registry.create(name, spec, embedding_dim=16, **units))
+        found = scores(model, store, pipeline, train, test, dense_step, epochs)
+        return auc(test.labels[spec.label_names[0]], found)
+
+    plain = trained(LocalStore(), PipelineOptions(0), DenseStepOptions())
+    assert plain > 0.77
+    with served("bfloat16") as store:
+        faster = trained(store, AHEAD, FASTER[way])
+    assert abs(faster - plain) < 0.003, (faster, plain)
 
 
 def test_deepfm_on_movielens_equals_keras(movielens: tuple[FeatureSpec, Path]) -> None:

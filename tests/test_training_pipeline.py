@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.embedding.local_store import LocalStore
@@ -158,6 +159,92 @@ def test_steps_that_change_a_state_of_the_process_compute_one_after_the_other() 
     assert not parts.overlaps(parts.prepare(batches()[0]))
 
 
+class Noise(L.Layer):
+    """Keeps its state in TensorFlow, where Keras does not see it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.calls = tf.Variable(0, trainable=False)
+
+    def call(self, x: Any) -> Any:
+        """The same, for a step."""
+        if self.kind == "draws":
+            return x + 0.001 * tf.random.normal(tf.shape(x))
+        if self.kind == "counts":
+            self.calls.assign_add(1)
+        if self.kind == "leaves":
+            return tf.ensure_shape(tf.numpy_function(lambda array: array, [x], tf.float32), x.shape)
+        return x + tf.cast(self.calls, tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "overlaps"), [("draws", False), ("counts", False), ("leaves", False), ("reads", True)]
+)
+def test_state_of_tensorflow_keeps_steps_apart_too(kind: str, overlaps: bool) -> None:
+    user = keras.Input((), dtype="int64", name="user")
+    x = Noise(kind)(SparseEmbedding(4, table="user")(user))
+    made = keras.Model(user, L.Dense(1, name="click")(x))
+    made.compile("sgd", "mse")
+    found = Trainer(made, LocalStore())
+    found.initialize(batches()[0])
+    assert found.overlaps(found.prepare(batches()[0])) is overlaps
+
+
+def test_models_with_several_outputs_compute_side_by_side_and_keep_the_mean_of_each_loss() -> None:
+    def two_outputs() -> Trainer:
+        keras.utils.set_random_seed(3)
+        user = keras.Input((), dtype="int64", name="user")
+        x = SparseEmbedding(4, table="user")(user)
+        outputs = {name: L.Dense(1, name=name)(x) for name in ("click", "spend")}
+        model = keras.Model(user, outputs)
+        model.compile(
+            "adam", {"click": "mse", "spend": "mae"}, metrics={"click": [keras.metrics.MeanSquaredError()]}
+        )
+        made = Trainer(model, LocalStore())
+        made.initialize(with_spend()[0])
+        return made
+
+    def with_spend() -> list[Batch]:
+        return [
+            Batch(each.features, {**each.labels, "spend": each.labels["click"] + 1}) for each in batches()
+        ]
+
+    one, two = two_outputs(), two_outputs()
+    assert two.overlaps(two.prepare(with_spend()[0]))
+    list(StepPipeline(one, PipelineOptions(max_staleness=1, parallel_steps=1)).train(tagged(with_spend())))
+    list(StepPipeline(two, PipelineOptions(max_staleness=1, parallel_steps=2)).train(tagged(with_spend())))
+    found = two.metric_results()
+    assert found == one.metric_results()
+    assert found["loss"] == pytest.approx(found["click_loss"] + found["spend_loss"], rel=1e-5)
+    assert found["click_mean_squared_error"] == pytest.approx(found["click_loss"], rel=1e-5)
+
+
+class Stashing(keras.Model):
+    """Hands its metrics a tensor behind TensorFlow's back."""
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        """Keep the loss."""
+        self.kept = super().compute_loss(*arguments, **options)
+        return self.kept
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        """Use it."""
+        self.seen.update_state(self.kept)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def test_metrics_that_use_a_tensor_of_the_step_are_refused() -> None:
+    plain = model(dropout=0.0)
+    made = Stashing(plain.inputs, plain.outputs)
+    made.seen = keras.metrics.Mean(name="seen")
+    made.compile("sgd", "binary_crossentropy")
+    stashing = Trainer(made, LocalStore())
+    stashing.initialize(batches()[0])
+    with pytest.raises(ValueError, match=r"update them in compute_loss.*Stashing"):
+        stashing.train_step(batches()[0])
+
+
 class Counting(keras.Model):
     """Counts in its metrics what it was given."""
 
@@ -298,10 +385,16 @@ def test_options_that_cannot_be(arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [PipelineOptions(0), PipelineOptions(2), PipelineOptions(2, max_staleness=1)]
+    ("options", "dropout"),
+    [
+        (PipelineOptions(0), 0.3),
+        (PipelineOptions(2), 0.3),
+        (PipelineOptions(2, max_staleness=1), 0.3),
+        (PipelineOptions(2, max_staleness=1), 0.0),
+    ],
 )
-def test_each_stage_of_each_step_is_timed(options: PipelineOptions) -> None:
-    made = trainer()
+def test_each_stage_of_each_step_is_timed(options: PipelineOptions, dropout: float) -> None:
+    made = trainer(dropout)
     clock = StageClock(SpanRing(TraceBounds(1000)))
     started = time.monotonic()
     assert len(list(StepPipeline(made, options, clock=clock).train(tagged(batches())))) == STEPS
@@ -310,7 +403,8 @@ def test_each_stage_of_each_step_is_timed(options: PipelineOptions) -> None:
     spans = clock.spans.drain()
     for stage in ("prepare", "pull", "compute", "measure", "push"):
         assert [span.number for span in spans if span.name == stage] == list(range(1, STEPS + 1))
-        assert 0 < clock.seconds[stage] < took
+        # Two steps may compute at once.
+        assert 0 < clock.seconds[stage] < (2 if stage == "compute" else 1) * took
     # One more: the reading that finds the end.
     assert sum(span.name == "read" for span in spans) >= STEPS + 1
     here = [span for span in spans if span.thread == threading.current_thread().name]

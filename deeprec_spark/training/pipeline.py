@@ -42,26 +42,33 @@ class PipelineOptions:
 
     Args:
         depth: batches that are read and prepared ahead of the step that computes; 0 does all in the caller's thread.
-        max_staleness: pushes of this worker that a pull may run ahead of; 0 gives the result of unpipelined steps.
+        max_staleness: pushes of this worker that a pull may run ahead of; 0 gives the result of unpipelined steps. None
+            is 1 for a job's asynchronous workers with servers, and 0 for all others.
         parallel_steps: steps that compute at the same time, once their rows are there: `max_staleness` + 1 at most have
-            them. Models that draw random numbers (dropout), XLA and micro batches compute one step after the other.
+            them. Models that change a state in this process (random numbers, as of dropout), XLA and micro batches
+            compute one step after the other.
     """
 
     depth: int = 2
-    max_staleness: int = 0
+    max_staleness: int | None = None
     parallel_steps: int = 2
+
+    @property
+    def staleness(self) -> int:
+        """`max_staleness`, where nobody has put a number for None."""
+        return self.max_staleness or 0
 
     def __post_init__(self) -> None:
         if self.parallel_steps < 1:
             raise ValueError(
                 f"parallel_steps must be at least 1. Received: parallel_steps={self.parallel_steps}"
             )
-        if self.depth < 0 or self.max_staleness < 0:
+        if self.depth < 0 or self.staleness < 0:
             raise ValueError(
                 "depth and max_staleness must not be negative. "
                 f"Received: depth={self.depth}, max_staleness={self.max_staleness}"
             )
-        if self.max_staleness > 0 and self.depth == 0:
+        if self.staleness > 0 and self.depth == 0:
             raise ValueError(
                 "Pulls can only run ahead of batches that are prepared ahead: set depth to at least 1. "
                 f"Received: depth=0, max_staleness={self.max_staleness}"
@@ -145,7 +152,7 @@ class StepPipeline:
                 yield from self._in_order(iter(lambda: self._read(source), None))
                 return
             steps = self._read_ahead(stack, source)
-            if self.options.max_staleness == 0:
+            if self.options.staleness == 0:
                 yield from self._in_order(steps)
             else:
                 computers = None
@@ -195,11 +202,11 @@ class StepPipeline:
     ) -> Iterator[Tag]:
         """Pulls and pushes in one thread, so that their order is fixed: pull i + max_staleness, then push i."""
         pulled: deque[tuple[_Step[Tag], Future[PullReply | None]]] = deque()
-        computed: deque[tuple[_Step[Tag], Future[TrainResult | None]]] = deque()
+        computed: deque[tuple[_Step[Tag], Future[PullReply | None], Future[TrainResult | None]]] = deque()
         pushed: deque[tuple[Tag, Future[None]]] = deque()
         waiting = next(steps, None)
         while True:
-            while waiting is not None and len(pulled) + len(computed) <= self.options.max_staleness:
+            while waiting is not None and len(pulled) + len(computed) <= self.options.staleness:
                 begun = bool(pulled or computed)
                 if not begun:
                     yield from self._finished(pushed, all_of_them=True)
@@ -218,13 +225,14 @@ class StepPipeline:
                 waiting = next(steps, None)
             while computers is not None and pulled and self._may_join(pulled[0][0], computed):
                 step, reply = pulled.popleft()
-                computed.append((step, computers.submit(self._compute_pulled, step, reply)))
+                computed.append((step, reply, computers.submit(self._compute_pulled, step, reply)))
             if computed:
-                step, found = computed.popleft()
+                step, reply, found = computed.popleft()
+                self._wait_for(reply)
                 result = found.result()
             elif pulled:
                 step, reply = pulled.popleft()
-                result = self._compute_pulled(step, reply)
+                result = self._compute(step, self._wait_for(reply))
             else:
                 break
             self._measure(step, result)
@@ -240,9 +248,12 @@ class StepPipeline:
         return self._trainer.overlaps(prepared)
 
     def _compute_pulled(self, step: _Step[Any], reply: Future[PullReply | None]) -> TrainResult | None:
+        return self._compute(step, reply.result())
+
+    def _wait_for(self, reply: Future[PullReply | None]) -> PullReply | None:
+        """The rows of the first step that has not ended. Pulls are in order, so without these nothing computes."""
         with self.clock.stage("wait"):
-            rows = reply.result()
-        return self._compute(step, rows)
+            return reply.result()
 
     def _finished(self, pushed: deque[tuple[Tag, Future[None]]], *, all_of_them: bool) -> Iterator[Tag]:
         """The tags whose push has ended, in order; raises what a push raised."""

@@ -175,10 +175,11 @@ class PredictProgram:
 
 
 class Predicted(NamedTuple):
-    """The loss of (a part of) a batch, and the model's outputs, flat."""
+    """The loss of (a part of) a batch, the model's outputs, flat, and what sums of each output's loss grow by."""
 
     loss: Tensor
     outputs: list[Tensor]
+    tracked: list[Tensor]
 
 
 class MetricProgram:
@@ -189,6 +190,10 @@ class MetricProgram:
     Args:
         model, binding, outputs, weighted: see `TrainProgram`.
         predicted: specs of what a step predicts.
+        trackers: Keras' sums of each output's loss.
+
+    Raises:
+        ValueError: the model's `compute_metrics` uses a tensor that its `call` or `compute_loss` has put somewhere.
     """
 
     def __init__(
@@ -197,13 +202,14 @@ class MetricProgram:
         binding: InputBinding,
         outputs: OutputBinding,
         predicted: Predicted,
+        trackers: Sequence[Any],
         *,
         weighted: bool,
     ) -> None:
-        self._model, self._binding, self._outputs = model, binding, outputs
+        self._model, self._binding, self._outputs, self._trackers = model, binding, outputs, trackers
         # Keras' own does not look at the inputs, and each tensor costs a call its time.
         self.takes_columns = type(model).compute_metrics is not keras.Model.compute_metrics
-        self._function = tf.function(
+        traced = tf.function(
             self._update,
             input_signature=[
                 binding.signature() if self.takes_columns else [],
@@ -212,7 +218,15 @@ class MetricProgram:
                 *tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), predicted),
             ],
             autograph=False,
-        ).get_concrete_function()
+        )
+        self._function = traced.get_concrete_function()
+        strangers = [tensor for tensor in self._function.captured_inputs if tf.is_symbolic_tensor(tensor)]
+        if strangers:
+            raise ValueError(
+                "Metrics are computed apart from the step, from inputs, labels and outputs: return what they need as "
+                "an output, or update them in compute_loss. Received: compute_metrics of "
+                f"{type(model).__name__} with tensors of call or compute_loss: {[one.name for one in strangers]}"
+            )
 
     def run(
         self,
@@ -223,7 +237,14 @@ class MetricProgram:
     ) -> None:
         """Add a part of a batch."""
         given = list(columns) if self.takes_columns else []
-        self._function(given, list(labels), list(weight), predicted.loss, list(predicted.outputs))
+        self._function(
+            given,
+            list(labels),
+            list(weight),
+            predicted.loss,
+            list(predicted.outputs),
+            list(predicted.tracked),
+        )
 
     def _update(
         self,
@@ -232,7 +253,10 @@ class MetricProgram:
         weight: list[Tensor],
         loss: Tensor,
         outputs: list[Tensor],
+        tracked: list[Tensor],
     ) -> None:
+        for variable, growth in zip(self._trackers, tracked, strict=True):
+            variable.assign_add(growth)
         inputs = self._binding.pack(columns) if self.takes_columns else None
         predicted = self._outputs.restore(outputs)
         update_metrics(self._model, inputs, self._outputs.pack(labels), predicted, weight, loss)

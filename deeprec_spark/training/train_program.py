@@ -18,6 +18,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.python.framework import (
+    op_def_registry,  # no public way to ask whether an operation is stateful
+)
 
 from deeprec_spark.layers import context
 from deeprec_spark.training import metrics
@@ -86,6 +89,15 @@ class _Given(NamedTuple):
 
 
 _GIVEN = len(_Given._fields)
+_HARMLESS = frozenset(
+    {
+        *("Placeholder", "PartitionedCall", "StatefulPartitionedCall", "Assert", "PrintV2"),
+        *("ReadVariableOp", "ResourceGather", "VariableShape", "VarIsInitializedOp"),
+        *("HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"),
+    }
+)
+"""Operations that TensorFlow counts as stateful and that change nothing: reads, checks, and calls of functions, which
+are looked at themselves."""
 _Found = tuple[Tensor, Tensor, list[Tensor], list[Tensor], "Predicted"]
 
 
@@ -124,6 +136,14 @@ class TrainProgram:
         self._frozen = frozenset(frozen)
         mapped = {id(variable) for variable in (*dense.variables, *state.variables)}
         candidates = [*metrics.variables(model), *model.non_trainable_variables]
+        # Sums of each output's loss begin at zero in each step; `MetricProgram` adds them up.
+        self._trackers = [
+            variable
+            for metric in getattr(getattr(model, "_compile_loss", None), "metrics", [])
+            for variable in metric.variables
+        ]
+        added = {id(variable) for variable in self._trackers}
+        candidates = [variable for variable in candidates if id(variable) not in added]
         # Metric states, seeds, counters: they stay in this process and are updated in place.
         self._local = list(
             {id(variable): variable for variable in candidates if id(variable) not in mapped}.values()
@@ -144,7 +164,10 @@ class TrainProgram:
         whole = self._function(whole=True, compiled=False)
         columns = whole.inputs[2 + 4 * len(plan.groups) :][: len(binding.columns)]
         self._used = reached_inputs(whole.graph, columns)
-        self.metrics = MetricProgram(model, binding, outputs, whole.structured_outputs[-1], weighted=weighted)
+        self._stateful = _changes_state(whole.graph)
+        self.metrics = MetricProgram(
+            model, binding, outputs, whole.structured_outputs[-1], self._trackers, weighted=weighted
+        )
 
     @property
     def used_columns(self) -> list[bool]:
@@ -155,9 +178,11 @@ class TrainProgram:
     def overlaps(self) -> bool:
         """Whether steps may compute at the same time: no state of this process (random draws) passes between them.
 
+        Neither a variable of Keras that the step assigns, nor what an operation of TensorFlow's own keeps.
+
         XLA's function is made where it is first needed, which must be the thread that calls Keras.
         """
-        return not self._changed and not self._xla
+        return not self._changed and not self._stateful and not self._xla
 
     def run(self, flat: Float32Array, state: Float32Array, parts: Sequence[PartTensors]) -> TrainResult:
         """Run one step on a batch, given in one part or more."""
@@ -267,14 +292,14 @@ class TrainProgram:
     def _part(self, dense_part: Any, given: _Given, share: Tensor | None = None) -> _Found:
         """The checks, the dense gradient, how the state moved, the gradients of the gathered rows, loss and outputs."""
         parts = split_calls(self._plan, lookup(given.rows, given.inverse), given.sizes)
-        loss, outputs, gradient, of_calls, new_state, local = dense_part(
+        loss, outputs, gradient, of_calls, new_state, local, tracked = dense_part(
             given.flat, given.state, parts, given.columns, given.labels, given.weight, share
         )
         for variable, value in zip(self._changed, local, strict=True):
             variable.assign(value)
         checks = tf.stack(sums([loss, *outputs]))
         delta = [new_state - given.state] if self._state.size else []
-        return checks, gradient, delta, _join_calls(self._plan, of_calls), Predicted(loss, outputs)
+        return checks, gradient, delta, _join_calls(self._plan, of_calls), Predicted(loss, outputs, tracked)
 
     def _dense_part(
         self,
@@ -301,6 +326,7 @@ class TrainProgram:
             mapping = [
                 *zip(self._dense.variables, self._dense.split(flat), strict=True),
                 *zip(self._state.variables, self._state.split(flat_state), strict=True),
+                *((variable, tf.zeros(variable.shape, variable.dtype)) for variable in self._trackers),
             ]
             scope = keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False)
             with scope, context.use(gather):
@@ -318,8 +344,9 @@ class TrainProgram:
             variable for variable in self._local if scope.get_current_value(variable) is not None
         ]
         local = [scope.get_current_value(variable) for variable in self._changed]
+        tracked = [scope.get_current_value(variable) for variable in self._trackers]
         outputs = keras.tree.flatten(predicted)
-        return loss, outputs, gradient, of_calls, new_state, local
+        return loss, outputs, gradient, of_calls, new_state, local, tracked
 
     def _end(
         self, gradient: Tensor, gathered: list[Tensor], inverse: list[Tensor], uniques: list[Tensor]
@@ -352,6 +379,16 @@ class TrainProgram:
         rest = iter(clipped[len(dense) :])
         joined = [tf.concat([next(rest) for _ in group], 0) for group in tables]
         return self._dense.join(clipped[: len(dense)]), joined
+
+
+def _changes_state(graph: Any) -> bool:
+    """Whether an operation of a function draws random numbers of its own, changes a variable, or leaves TensorFlow."""
+    definition = graph.as_graph_def()
+    names = {node.op for node in definition.node}
+    for function in definition.library.function:
+        names.update(node.op for node in function.node_def)
+    found = [op_def_registry.get(name) for name in names - _HARMLESS]
+    return any(operation is not None and operation.is_stateful for operation in found)
 
 
 def _has_fixed_shapes(plan: LookupPlan) -> bool:

@@ -78,7 +78,7 @@ def main(context: WorkerContext) -> None:
     from deeprec_spark.training.trainer import Trainer
 
     job: WorkerJob = cloudpickle.loads(context.payload)
-    if isinstance(context.pace, BackupPace) and job.pipeline.max_staleness:
+    if isinstance(context.pace, BackupPace) and job.pipeline.staleness:
         raise ValueError(
             "With backup workers a batch is pulled once its step is the current one: set "
             f"PipelineOptions.max_staleness=0. Received: {job.pipeline}"
