@@ -85,11 +85,11 @@ def peers(cores: int) -> list[Peer]:
     pools = tuple({"intra": cores, "inter": inter} for inter in sorted({1, cores}))
     distributed = ("dlrm", "wdl", "deepfm")
     return [
-        # One update of staleness is what asynchronous training does by itself; see docs/benchmarks/training.md.
+        # As exact as the others: every pull sees all pushes, which is the default without servers.
         Peer(
             "embedded",
             "benchmarks.peers.embedded",
-            tuple({**pool, "staleness": 1} for pool in reversed(pools)),
+            tuple({**pool, "staleness": 0} for pool in reversed(pools)),
         ),
         # As users start them, with the project's defaults: there is nothing to try.
         Peer("1+1", "benchmarks.peers.nodes", ({"servers": 1, "workers": 1},), pause=False),

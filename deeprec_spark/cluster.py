@@ -16,7 +16,13 @@ from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions, Mode, Placement, check_topology
 from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
-from deeprec_spark.runtime.processors import ExecutorPolicy, check_policy, cores_per_node, node_environment
+from deeprec_spark.runtime.processors import (
+    ExecutorPolicy,
+    check_policy,
+    cores_per_node,
+    executor_cores,
+    node_environment,
+)
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.store_messages import WireType
 from deeprec_spark.runtime.transport import TlsOptions
@@ -152,7 +158,7 @@ class TrainingCluster:
         policy = self.options.executor_policy
         return {
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-            **node_environment(policy, cores_per_node(self._spark, nodes)),
+            **node_environment(policy, cores_per_node(self._spark, nodes), executor_cores(self._spark)),
         }
 
     def _running(self) -> Coordinator:

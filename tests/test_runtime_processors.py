@@ -23,9 +23,12 @@ sys.stdin.read()
 """
 
 
-def started(folder: Path, policy: str, cores: int) -> tuple[subprocess.Popen[str], list[object]]:
+def started(
+    folder: Path, policy: str, cores: int, executor: int | None = None
+) -> tuple[subprocess.Popen[str], list[object]]:
     """A process that has configured itself, and what it found."""
-    environment = {**os.environ, **processors.node_environment(policy, cores), "TMPDIR": str(folder)}  # type: ignore[arg-type]
+    told = processors.node_environment(policy, cores, executor)  # type: ignore[arg-type]
+    environment = {**os.environ, **told, "TMPDIR": str(folder)}
     environment.pop("DEEPREC_NUM_THREADS", None)
     process = subprocess.Popen(
         [sys.executable, "-c", NODE],
@@ -113,6 +116,33 @@ class Session:
 )
 def test_cores_of_an_executor_are_shared_by_its_nodes(conf: dict[str, str], nodes: int, cores: int) -> None:
     assert processors.cores_per_node(Session(**conf), nodes) == cores  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("conf", "cores"),
+    [
+        ({"spark_executor_cores": "8"}, 8),
+        ({"spark_master": "spark://host:7077"}, None),
+        ({"spark_master": "local[4]", "spark_executor_cores": "8"}, None),
+    ],
+)
+def test_the_cores_of_an_executor_are_known_where_they_are_set(
+    conf: dict[str, str], cores: int | None
+) -> None:
+    assert processors.executor_cores(Session(**conf)) == cores  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["default", "inline"])
+@pytest.mark.parametrize("executor", [None, 1, 1000])
+def test_nodes_have_no_more_threads_than_their_executor_has_cores(
+    tmp_path: Path, policy: str, executor: int | None
+) -> None:
+    process, (_, threads, _, _, engine) = started(tmp_path, policy, 1, executor)
+    with process:
+        process.communicate(timeout=10)
+    assert process.returncode == 0
+    usable = processors.usable_cpus()
+    assert (threads, engine) == ((usable if executor is None else min(usable, executor)), str(threads))
 
 
 def test_an_unknown_policy_is_named() -> None:

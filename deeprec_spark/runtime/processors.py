@@ -1,9 +1,9 @@
 """Which CPUs a node computes on, with how many threads.
 
-The driver says how many cores of an executor are one node's (`cores_per_node`); the node finds out what it may really
-use (affinity, cgroup) and acts on the policy before anything starts a thread:
+The driver says how many cores an executor has and how many of them are one node's (`cores_per_node`); the node finds
+out what it may really use (affinity, cgroup) and acts on the policy before anything starts a thread:
 
-    default    as many threads as it may use CPUs; the system places them
+    default    as many threads as its executor has cores, if it may use so many CPUs; the system places them
     pinned     CPUs of its own, which no other pinned node of the host has, and as many threads
     inline     as by default, but operations of a step run one after the other in the thread that trains; each may
                still use all threads
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 ExecutorPolicy = Literal["default", "pinned", "inline"]
 POLICY = "DEEPREC_EXECUTOR_POLICY"
 CORES = "DEEPREC_NODE_CORES"
+EXECUTOR_CORES = "DEEPREC_EXECUTOR_CORES"
 ENGINE_THREADS = "DEEPREC_NUM_THREADS"
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -50,9 +51,17 @@ def check_policy(policy: str) -> None:
         raise ValueError(f"executor_policy must be one of {known}. Received: executor_policy={policy!r}")
 
 
-def node_environment(policy: ExecutorPolicy, cores: int) -> dict[str, str]:
-    """What the driver tells its nodes, as environment variables."""
-    return {POLICY: policy, CORES: str(cores)}
+def node_environment(policy: ExecutorPolicy, cores: int, executor: int | None = None) -> dict[str, str]:
+    """What the driver tells its nodes, as environment variables; an executor's cores where they are known."""
+    known = {} if executor is None else {EXECUTOR_CORES: str(executor)}
+    return {POLICY: policy, CORES: str(cores), **known}
+
+
+def executor_cores(spark: SparkSession) -> int | None:
+    """`spark.executor.cores`; None where it is not set, or Spark is local: nodes then use what they may."""
+    if (spark.conf.get("spark.master", "") or "").startswith("local"):
+        return None
+    return int(spark.conf.get("spark.executor.cores", "0") or 0) or None
 
 
 def cores_per_node(spark: SparkSession, nodes: int) -> int:
@@ -123,7 +132,7 @@ def configure(environment: Mapping[str, str] | None = None) -> Processors:
             )
             chosen = Processors(policy, max(1, min(int(environment.get(CORES, "1")), usable_cpus())))
     else:
-        chosen = Processors(policy, usable_cpus())
+        chosen = Processors(policy, min(usable_cpus(), int(environment.get(EXECUTOR_CORES, usable_cpus()))))
     os.environ.setdefault(ENGINE_THREADS, str(chosen.threads))
     where = f" on CPUs {','.join(map(str, chosen.cpus))}" if chosen.cpus else ""
     logger.info("Executor policy %s: %d threads%s", policy, chosen.threads, where)
