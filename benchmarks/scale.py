@@ -101,7 +101,14 @@ def _observe(configuration: Configuration, folder: Path, log: IO[str]) -> Observ
     peer = Peer(
         configuration.name,
         "benchmarks.peers.nodes",
-        ({"servers": configuration.servers, "workers": configuration.workers, "mode": configuration.mode},),
+        (
+            {
+                "servers": configuration.servers,
+                "workers": configuration.workers,
+                "mode": configuration.mode,
+                "staleness": configuration.staleness,
+            },
+        ),
         pause=False,
     )
     with peer.start(peer.python(), data, peer.settings[0], log) as process:

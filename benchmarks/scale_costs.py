@@ -19,18 +19,20 @@ LOOSEST_WAKEUP = 0.02
 
 @dataclass(frozen=True)
 class Configuration:
-    """What was run: a topology and a batch for each worker."""
+    """What was run: a topology, a batch for each worker, and `max_staleness`, if not the project's choice."""
 
     servers: int
     workers: int
     batch: int = LARGE
     mode: Mode = "async"
+    staleness: int | None = None
 
     @property
     def name(self) -> str:
         """`2+2 sync`."""
         nodes = "embedded" if self.servers == 0 else f"{self.servers}+{self.workers}"
-        return nodes if self.mode == "async" else f"{nodes} {self.mode}"
+        ahead = "" if self.staleness is None else f", {self.staleness} ahead"
+        return (nodes if self.mode == "async" else f"{nodes} {self.mode}") + ahead
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Observation:
         """What was run, for the simulator: all nodes on this host, with the cores that others left."""
         one = self.configuration
         cores = max(0.5, (os.cpu_count() or 1) - self.others)
-        return Cluster(one.workers, one.servers, one.mode, cores=cores, one_host=True)
+        return Cluster(one.workers, one.servers, one.mode, one.staleness, cores=cores, one_host=True)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Observation:
@@ -61,15 +63,19 @@ class Observation:
         return cls(**{**fields, "configuration": Configuration(**fields["configuration"])})
 
 
-# What costs are taken from. Their processor times are; their throughput is not, but for that of 1+1 at the small batch.
+# What costs are taken from, one step at a time, as without servers: what one step costs another is no message's cost.
+# Their processor times are; their throughput is not, but for that of 1+1 at the small batch.
 CALIBRATION = [
     Configuration(0, 1),
     Configuration(0, 1, SMALL),
+    Configuration(1, 1, staleness=0),
+    Configuration(1, 1, SMALL, staleness=0),
+    Configuration(2, 1, staleness=0),
+]
+CHECKS = [
     Configuration(1, 1),
     Configuration(1, 1, SMALL),
     Configuration(2, 1),
-]
-CHECKS = [
     Configuration(2, 2),
     Configuration(1, 2),
     Configuration(2, 2, mode="sync"),
@@ -92,8 +98,8 @@ def costs_of(observations: Sequence[Observation]) -> dict[int, Costs]:
     """
     seen = {one.configuration: one for one in observations}
     embedded = {batch: seen[Configuration(0, 1, batch)] for batch in (SMALL, LARGE)}
-    one = {batch: seen[Configuration(1, 1, batch)] for batch in (SMALL, LARGE)}
-    two = seen[Configuration(2, 1)]
+    one = {batch: seen[Configuration(1, 1, batch, staleness=0)] for batch in (SMALL, LARGE)}
+    two = seen[Configuration(2, 1, staleness=0)]
     steps = {batch: _computing(embedded[batch]) for batch in (SMALL, LARGE)}
     client = {
         batch: max(0.0, one[batch].worker_seconds - steps[batch].compute - steps[batch].prepare)

@@ -36,7 +36,7 @@ def observation(servers: int, batch: int, samples_per_s: float = 30_000.0) -> Ob
     beside = 3e-3 if servers == 0 else 2 * servers * CLIENT_REQUEST + ROWS[batch] * CLIENT_ROW
     served = 2 * servers * SERVER_REQUEST + SERVER_STEP + ROWS[batch] * SERVER_ROW
     return Observation(
-        Configuration(servers, 1, batch),
+        Configuration(servers, 1, batch, staleness=0 if servers else None),
         ROWS[batch],
         samples_per_s,
         worker_seconds=COMPUTE[batch] + 2e-3 + beside,
@@ -66,7 +66,9 @@ def test_costs_are_found_again_in_what_is_seen_of_them() -> None:
         assert found.server_request == pytest.approx(SERVER_REQUEST)
         assert found.server_step == pytest.approx(SERVER_STEP)
     # The wait of messages is chosen so that one server and one worker at the small batch come out right.
-    assert predict(costs[SMALL], Cluster(one_host=True)).samples_per_s == pytest.approx(20_000, rel=0.01)
+    assert predict(costs[SMALL], Cluster(staleness=0, one_host=True)).samples_per_s == pytest.approx(
+        20_000, rel=0.01
+    )
 
 
 def test_observations_survive_json() -> None:

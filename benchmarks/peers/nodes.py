@@ -28,6 +28,7 @@ from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.models.interactions import DotInteraction
 from deeprec_spark.session import init_session
 from deeprec_spark.tracing.stages import STAGES
+from deeprec_spark.training.pipeline import PipelineOptions
 
 EPOCHS = 1_000_000  # more than any benchmark asks for: the fit ends when standard input closes
 
@@ -193,6 +194,7 @@ def main() -> None:
             num_workers=options["workers"],
             mode=mode,
             placement=options.get("placement", "separate"),
+            pipeline=PipelineOptions(max_staleness=options.get("staleness")),
             model_dir=f"{folder}/model",
             feature_spec=spec,
             spark=spark,
