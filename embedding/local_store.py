@@ -254,6 +254,11 @@ class LocalStore:
         if fixed is not None:
             fixed.close()
 
+    def drop_snapshots(self) -> None:
+        """Give up every snapshot that is not being written."""
+        for save_id in list(self._snapshots):
+            self.drop_snapshot(save_id)
+
     def save(self, directory: str) -> list[CheckpointFile]:
         """Write tables, dense parameters, slots and the step below a path or URI; returns the files.
 
@@ -299,8 +304,7 @@ class LocalStore:
         dense = None
         if self._dense is not None and warm.dense:
             dense = self._read_dense(last, self._dense, warm.values_only)
-        for held in list(self._snapshots):
-            self.drop_snapshot(held)
+        self.drop_snapshots()
         self._saved = None
         restore_tables(tables, self.shard_index, self.num_shards)
         if dense is not None and self._dense is not None:
@@ -324,8 +328,7 @@ class LocalStore:
 
     def close(self) -> None:
         """Free all memory; the store is empty afterwards."""
-        for save_id in list(self._snapshots):
-            self.drop_snapshot(save_id)
+        self.drop_snapshots()
         with self._lock:
             self._tables.clear()
             self._specs.clear()

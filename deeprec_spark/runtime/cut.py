@@ -83,22 +83,22 @@ class Cutter:
         save_id = uuid.uuid4().hex
         phase, ranks = self._coordinator.begin_cut()
         try:
-            workers = self._hold(phase, ranks)
-            self._coordinator.wait_fenced(self._timeout)
-            rows = {index: done for state in workers.values() for index, done in state.standing.rows.items()}
-            queue = self._coordinator.queue_position(rows)
-            base, step = self._snapshot(save_id, base)
-            cut = Cut(save_id, base, phase, step, workers, queue)
             try:
+                workers = self._hold(phase, ranks)
+                self._coordinator.wait_fenced(self._timeout)
+                rows = {i: done for state in workers.values() for i, done in state.standing.rows.items()}
+                queue = self._coordinator.queue_position(rows)
+                base, step = self._snapshot(save_id, base)
+                cut = Cut(save_id, base, phase, step, workers, queue)
                 position = {} if describe is None else describe(cut)
             except BaseException:
-                # Tables have one snapshot at a time: left fixed, they could not be saved any more.
-                self.drop(save_id)
+                self._end(ranks, quiet=True)
                 raise
+            return replace(cut, pause=self._end(ranks), position=position)
         except BaseException:
-            self._end(ranks, quiet=True)
+            # Tables have one snapshot at a time: left fixed, they could not be saved any more.
+            self.drop(save_id)
             raise
-        return replace(cut, pause=self._end(ranks), position=position)
 
     def stop_phase(self) -> None:
         """End the running phase between two steps: its workers finish as if there were nothing more to do."""
@@ -160,7 +160,7 @@ class Cutter:
         try:
             answers = order("snapshot", {"save_id": save_id, "base": base}, self.table_ranks)
         except OrderError as error:
-            self.drop(save_id)
+            # A node that has fixed its tables gives that up when it is asked again.
             if base is None or error.error_type != SaveBaseError.__name__:
                 raise
             logger.info("A full save instead of an incremental one: %s", error)

@@ -97,6 +97,8 @@ def store_orders(store: LocalStore) -> dict[str, OrderHandler]:
     """The orders to a node that holds tables: its part of saves and restores."""
 
     def snapshot(payload: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        # One that is still fixed was given up, though word of that did not come.
+        store.drop_snapshots()
         store.snapshot(str(payload["save_id"]), payload["base"])
         return {"step": store.step}, b""
 
