@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,11 @@ def _values(keys: np.ndarray) -> np.ndarray:
 
 
 def _disk(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    total = 0
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError):  # LevelDB has merged it with others just now
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def _upsert(

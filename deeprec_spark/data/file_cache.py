@@ -12,7 +12,7 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,9 @@ class FileCache:
                     self._make_room(target, size)
                     checksum = _download(filesystem, path, target, size)
                     name = f"{key}-{checksum:08x}"
-                    temporary.rename(self._folder / name)
+                    # Whoever counts the files meanwhile might see it under neither name.
+                    with self._counting():
+                        temporary.rename(self._folder / name)
                 except BaseException:
                     temporary.unlink(missing_ok=True)
                     raise
@@ -185,7 +187,7 @@ class FileCache:
 
     def _make_room(self, target: Any, size: int) -> None:
         """Take so many bytes for a new file; delete what was not used for the longest time, and what the dead left."""
-        with file_lock(self._folder / "evict.lock", self._options.wait_seconds):
+        with self._counting():
             copies = []
             total = size
             for entry in os.scandir(self._folder):
@@ -211,6 +213,10 @@ class FileCache:
                 raise OSError(f"{self._options.max_bytes} bytes are taken by files that are being fetched")
             # Others see by its size that the room is taken.
             os.ftruncate(target.fileno(), size)
+
+    def _counting(self) -> AbstractContextManager[Any]:
+        """Nobody else counts files, or changes how many there are, inside the block."""
+        return file_lock(self._folder / "evict.lock", self._options.wait_seconds)
 
     def _count(self, what: str, number: int = 1) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from deeprec_spark.tracing.stages import STAGES
 MAX_SPANS = 200_000
 """Spans of a job that the driver keeps, some 40 MB: each node has its share."""
 
-_SPANS_OF_A_STEP = len(STAGES) + 2
+_SPANS_OF_A_STEP = len(STAGES) + 3
 _DRIVER = -1
 
 
