@@ -62,7 +62,8 @@ def test_leases_of_the_dead_go_to_the_next_who_asks():
     assert [queue.take("alive").index for _ in range(2)] == held
     assert not queue.complete("dead", held[0]), "its work must not count any more"
     assert queue.complete("alive", held[0])
-    assert not queue.complete("alive", held[0]), "nor count twice"
+    assert queue.complete("alive", held[0]), "said again, it is true"
+    assert (queue.completed, queue.leased) == (1, 1), "and counts once"
 
 
 def test_an_idle_owner_takes_the_last_that_is_not_begun_of_who_holds_the_most():

@@ -152,6 +152,7 @@ class NodeService:
 
     def _lease(self, message: Message) -> Message:
         rank, incarnation = _identity(message)
+        caller, number = (rank, incarnation, _integer(message, "caller")), _integer(message, "request")
         end = time.monotonic() + _poll_seconds(message)
         with self._nodes:
             while True:
@@ -160,7 +161,13 @@ class NodeService:
                 if self._state.ended or state is None or state.queue is None:
                     return Message({"status": "stop" if self._state.ended else "none"})
                 left = end - time.monotonic()
-                lease = None if state.stopped else state.queue.take((rank, incarnation), steal=left > 0)
+                request = state.request(caller, number)
+                if request.number != number:
+                    # Its thread has asked for more since: nobody hears this answer.
+                    return Message({"status": "none"})
+                if request.lease is None and not state.stopped:
+                    request.lease = state.queue.take((rank, incarnation), steal=left > 0)
+                lease = request.lease
                 if lease is not None:
                     state.active(rank)
                     found = {"index": lease.index, "epoch": lease.epoch, "item": dict(lease.item)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deeprec_spark.runtime.work_queue import WorkQueue
+from deeprec_spark.runtime.work_queue import Lease, WorkQueue
 
 Item = Mapping[str, Any]
 
@@ -66,6 +66,14 @@ class Progress:
 
 
 @dataclass
+class LeaseRequest:
+    """The newest request of a worker's thread, and what it got: asked again under its number, it gets the same."""
+
+    number: int
+    lease: Lease | None = None
+
+
+@dataclass
 class PhaseState:
     """The coordinator's book of the running phase; guarded by its lock."""
 
@@ -77,6 +85,7 @@ class PhaseState:
     progress: dict[int, Progress] = field(default_factory=dict)
     last_activity: dict[int, float] = field(default_factory=dict)
     joined: set[tuple[int, int]] = field(default_factory=set)
+    requests: dict[tuple[int, int, int], LeaseRequest] = field(default_factory=dict)
     moved: float = field(default_factory=time.monotonic)
     unseen_progress: bool = False
     stopped: bool = False
@@ -84,6 +93,13 @@ class PhaseState:
     def active(self, rank: int) -> None:
         """This rank has moved the phase on."""
         self.last_activity[rank] = self.moved = time.monotonic()
+
+    def request(self, caller: tuple[int, int, int], number: int) -> LeaseRequest:
+        """The newest request of a caller (rank, incarnation, thread): that of this number, or a later one."""
+        known = self.requests.get(caller)
+        if known is None or known.number < number:
+            known = self.requests[caller] = LeaseRequest(number)
+        return known
 
     def waits(self, rank: int) -> None:
         """This rank waits for what others hold: it is as active as they are, so a wait of all for all has an end."""

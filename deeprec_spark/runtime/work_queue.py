@@ -93,10 +93,15 @@ class WorkQueue:
             return True
 
     def complete(self, owner: Hashable, index: int, epoch: int | None = None) -> bool:
-        """Mark an item as done; False if this owner no longer holds it (then its work must not count)."""
+        """Mark an item as done; False if this owner no longer holds it (then its work must not count).
+
+        May be repeated within an epoch.
+        """
         with self._lock:
-            if (epoch is not None and epoch != self._epoch) or self._owners.get(index, _NOBODY) != owner:
+            if epoch is not None and epoch != self._epoch:
                 return False
+            if self._owners.get(index, _NOBODY) != owner:
+                return self._completed.get(index, _NOBODY) == owner
             self._complete(index, owner)
             if not self._pending and not self._owners and self._epoch + 1 < self._num_epochs:
                 self._start(self._epoch + 1, completed=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -83,6 +84,8 @@ class NodeClient:
         self.rank = rank
         self.incarnation = incarnation
         self._secrets = (token,)
+        self._closed = threading.Event()
+        self._requests = itertools.count(1)
         self._connection = Connection(
             address, token=token, tls=tls, timeout=_CALL_SECONDS, max_bytes=max_bytes
         )
@@ -96,7 +99,7 @@ class NodeClient:
 
     def announce(self, address: str | None) -> None:
         """This node runs (and, a server, listens at `address`)."""
-        self._call("announce", {"address": address})
+        self._repeat("announce", {"address": address})
 
     def heartbeat(self) -> bool:
         """A sign of life; False if the job has ended."""
@@ -124,7 +127,7 @@ class NodeClient:
         end = time.monotonic() + timeout
         while True:
             left = max(0.0, end - time.monotonic())
-            answer = self._call("servers", {"timeout": min(left, _POLL_SECONDS)}).header
+            answer = self._repeat("servers", {"timeout": min(left, _POLL_SECONDS)}).header
             if answer["status"] == "ready":
                 return list(answer["addresses"])
             if answer["status"] == "stop":
@@ -154,16 +157,22 @@ class NodeClient:
     def answer(
         self, number: int, data: Mapping[str, Any], blob: bytes = b"", error: Exception | None = None
     ) -> None:
-        """Answer an order, or say why it could not be carried out; sent again if the connection breaks."""
+        """Answer an order, or say why it could not be carried out."""
         kind = "" if error is None else type(error).__name__
         text = "" if error is None else f"{error}"[:4000]
         header = {"number": number, "data": dict(data), "error_type": kind, "error": text}
-        arrays = {"blob": np.frombuffer(blob, dtype=np.uint8)}
-        retried(lambda: self._call("answer", header, arrays), _RETRY_SECONDS)
+        self._repeat("answer", header, {"blob": np.frombuffer(blob, dtype=np.uint8)})
 
     def close(self) -> None:
         """Close the connection."""
+        self._closed.set()
         self._connection.close()
+
+    def _repeat(
+        self, method: str, header: Mapping[str, Any], arrays: Mapping[str, Any] | None = None
+    ) -> Message:
+        """`_call`, sent again while the connection is lost: for what may arrive twice."""
+        return retried(lambda: self._call(method, header, arrays), _RETRY_SECONDS, self._closed)
 
     def _call(
         self,
@@ -177,7 +186,7 @@ class NodeClient:
 
 
 class WorkerClient(NodeClient):
-    """What a worker's main function talks to.
+    """What a worker's main function talks to. A connection that breaks for a moment is no error.
 
     Example:
         >>> while (task := client.next_phase()) is not None:    # doctest: +SKIP
@@ -192,7 +201,7 @@ class WorkerClient(NodeClient):
     def next_phase(self) -> PhaseTask | None:
         """Wait for the next phase in which this worker takes part; None when the job ends."""
         while True:
-            answer = self._call("next_phase", {"timeout": _POLL_SECONDS})
+            answer = self._repeat("next_phase", {"timeout": _POLL_SECONDS})
             status = answer.header["status"]
             if status == "stop":
                 return None
@@ -218,9 +227,14 @@ class WorkerClient(NodeClient):
         task = self._current()
         if not task.dynamic:
             return self._assigned.popleft() if self._assigned else None
+        header = {
+            "phase": task.number,
+            "timeout": _POLL_SECONDS if wait else 0.0,
+            "caller": threading.get_ident(),
+            "request": next(self._requests),
+        }
         while True:
-            timeout = _POLL_SECONDS if wait else 0.0
-            answer = self._call("lease", {"phase": task.number, "timeout": timeout}).header
+            answer = self._repeat("lease", header).header
             status = answer["status"]
             if status == "item":
                 return LeasedItem(answer["item"], answer["index"], answer["epoch"], answer["done"])
@@ -241,7 +255,7 @@ class WorkerClient(NodeClient):
         if not task.dynamic:
             return True
         header = {"phase": task.number, "index": item.index, "epoch": item.epoch, "under_way": under_way}
-        granted = self._call("begin", header).header["granted"]
+        granted = self._repeat("begin", header).header["granted"]
         return None if granted is None else bool(granted)
 
     def complete(self, item: LeasedItem) -> bool:
@@ -250,7 +264,7 @@ class WorkerClient(NodeClient):
         if not task.dynamic:
             return True
         header = {"phase": task.number, "index": item.index, "epoch": item.epoch}
-        return bool(self._call("complete", header).header["counted"])
+        return bool(self._repeat("complete", header).header["counted"])
 
     def items(self) -> Iterator[LeasedItem]:
         """Lease items until there are none; each is completed when the next one is asked for."""
@@ -261,12 +275,12 @@ class WorkerClient(NodeClient):
 
     def progress(self, data: Mapping[str, Any]) -> None:
         """Report JSON-able progress to the driver's callback."""
-        self._call("progress", {"phase": self._current().number, "data": dict(data)})
+        self._repeat("progress", {"phase": self._current().number, "data": dict(data)})
 
     def finish(self, data: Mapping[str, Any] | None = None, blob: bytes = b"") -> None:
         """End this worker's part of the phase with JSON-able data and bytes."""
         header = {"phase": self._current().number, "data": dict(data or {})}
-        self._call("finish", header, {"blob": np.frombuffer(blob, dtype=np.uint8)})
+        self._repeat("finish", header, {"blob": np.frombuffer(blob, dtype=np.uint8)})
         self._task = None
 
     def _current(self) -> PhaseTask:
