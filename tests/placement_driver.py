@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 import sys
 import threading
 from typing import Any
@@ -108,8 +109,8 @@ class Scenes:
     def moves(self) -> Found:
         """An epoch in one placement, another in the next: from servers to nodes, to more nodes, and back."""
         stayed = self.estimator("stayed", **SEPARATE)
-        moved = self.estimator("moved", **SEPARATE)
-        found: Found = {"first": [self.train(stayed, 1), self.train(moved, 1)]}
+        found: Found = {"first": self.train(stayed, 1)}
+        shutil.copytree(f"{self.folder}/model-stayed", f"{self.folder}/model-moved")
         moved = self.estimator("moved", **COLOCATED)
         found["evaluated"] = [moved.evaluate(self.frame), stayed.evaluate(self.frame)]
         found["second"] = [self.train(stayed, 1), self.train(moved, 1)]

@@ -26,7 +26,11 @@ def run_demo(*arguments: str, timeout: float = 1100) -> tuple[dict[str, Any], st
     return json.loads(last.removeprefix("RESULT ")), done.stdout
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+# Synchronous jobs on a cluster are tested in test_estimator_cluster; here it is the same demo a second time.
+ALL = pytest.mark.skipif("DEEPREC_TEST_ALL" not in os.environ, reason="takes minutes: run by make test-all")
+
+
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=ALL)])
 def test_movielens_on_a_standalone_cluster(mode: str, test_data: Path, tmp_path: Path) -> None:
     result, output = run_demo(
         "--cluster", "--mode", mode, "--data", str(test_data / "ml-100k"), "--out", str(tmp_path / "out")
