@@ -147,6 +147,11 @@ class TrainingCluster:
         """Takes consistent cuts, and restores them."""
         return Cutter(self._running())
 
+    @property
+    def next_phase(self) -> int:
+        """The number that the next phase will have, as a cut through it tells."""
+        return self._running().next_phase
+
     def first_worker(self) -> int:
         """The rank of a worker that runs, to ask for what any of them can tell."""
         running = self._running().running_workers()

@@ -147,12 +147,26 @@ class EpochPlan:
 
 @dataclass
 class RunningEpoch:
-    """The epoch in the hands of the workers: where it began, and whether a callback has ended it."""
+    """The epoch in the hands of the workers: where it began, its phase, and whether a callback has ended it."""
 
     before: EpochPosition = field(default_factory=EpochPosition)
     first_step: int = 0
+    phase: int = 0
     active: bool = False
     stopped: bool = False
+
+    def crossed(self, cut: Cut) -> bool:
+        """Whether a cut goes through this epoch's phase; else it is of a time when nothing is trained.
+
+        Raises:
+            RuntimeError: it is of this epoch after its end, or of another phase during it, so its position is unknown.
+        """
+        if cut.phase and (cut.phase == self.phase) != self.active:
+            raise RuntimeError(
+                "A save was taken through a phase that is not the running one; it is given up. "
+                f"Received: phase {cut.phase}, epoch of phase {self.phase}, active={self.active}"
+            )
+        return self.active and cut.phase == self.phase
 
     def at(self, cut: Cut, cluster: ClusterOptions) -> EpochPosition:
         """Where the epoch is at a cut through its phase."""

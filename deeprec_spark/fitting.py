@@ -139,6 +139,8 @@ class FitLoop:
 
     def _attempt(self, start_cluster: Callable[[], TrainingCluster]) -> None:
         self._ready = False
+        # Phases of the new nodes are numbered anew.
+        self._epoch = RunningEpoch()
         # What cannot be restored is said before anything is started.
         chain = self._chain()
         with start_cluster() as cluster:
@@ -253,7 +255,7 @@ class FitLoop:
     def _train_epoch(self) -> dict[str, float]:
         options, position, plan = self._options, self._position, self._plan
         before = position.within or EpochPosition()
-        running = self._epoch = RunningEpoch(before, self._step)
+        running = self._epoch = RunningEpoch(before, self._step, self._cluster.next_phase)
         dataset = plan.rows(position.done_epochs)
         payload: dict[str, Any] = {
             "epoch": position.done_epochs,
@@ -384,9 +386,9 @@ class FitLoop:
         return position
 
     def _describe(self, cut: Cut) -> dict[str, Any]:
-        """The position at a cut, called by the saver's thread while workers are held."""
+        """The position at a cut, called by the saver's thread while workers are held and no phase begins or ends."""
         position, running = self._position, self._epoch
-        if cut.phase and running.active:
+        if running.crossed(cut):
             within = running.at(cut, self._cluster_options)
             position = replace(position, learning_rate=self._host.learning_rate, within=within)
         return position.to_dict()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from deeprec_spark.embedding.filesystem import redacted
 from deeprec_spark.embedding.store import CheckpointFile
-from deeprec_spark.runtime.cut import Cut, Cutter
+from deeprec_spark.runtime.cut import Cut, Cutter, OpenCut
 from deeprec_spark.runtime.errors import NodeError
 
 logger = logging.getLogger(__name__)
@@ -132,15 +132,24 @@ class Saver:
         self._base = (directory, save_id)
 
     def tick(self, step: int) -> None:
-        """Start a save in the background if a rule asks for one and none is running; called often."""
+        """Start a save in the background if a rule asks for one and none is running; called often.
+
+        The cut begins here, in the thread that runs the phases: the running one does not end before it is taken.
+        """
         if self._thread is not None and self._thread.is_alive():
             return
         kind = self._due(step)
         if kind is None:
             return
         self._mark(kind, step)
-        self._thread = threading.Thread(target=self._save_quietly, args=(kind,), name="saver", daemon=True)
-        self._thread.start()
+        opened = self._cutter.begin()
+        thread = threading.Thread(target=self._save_quietly, args=(kind, opened), name="saver", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            self._cutter.give_up()
+            raise
+        self._thread = thread
 
     def save(
         self, kind: Literal["full", "incremental"] = "full", commit: Callable[[Draft], str] | None = None
@@ -189,9 +198,9 @@ class Saver:
         if kind == "full":
             self._full_at = self._any_at
 
-    def _save_quietly(self, kind: Literal["full", "incremental"]) -> None:
+    def _save_quietly(self, kind: Literal["full", "incremental"], opened: OpenCut) -> None:
         try:
-            self._save(kind)
+            self._save(kind, opened)
         except NodeError as error:
             # The thread that runs the phase meets the same failure, and decides.
             logger.warning("A save was given up: %s", error)
@@ -199,18 +208,23 @@ class Saver:
             # Training is worth more than one checkpoint: the next one may succeed.
             logger.exception("A checkpoint could not be written; training goes on")
 
-    def _save(self, kind: Literal["full", "incremental"]) -> SaveRecord:
-        record = self._write(kind, self._commit)
+    def _save(self, kind: Literal["full", "incremental"], opened: OpenCut | None = None) -> SaveRecord:
+        record = self._write(kind, self._commit, opened)
         self._base = (record.directory, record.save_id)
         self._mark(record.kind, record.step)
         self._on_saved(record)
         return record
 
-    def _write(self, kind: Literal["full", "incremental"], commit: Callable[[Draft], str]) -> SaveRecord:
+    def _write(
+        self,
+        kind: Literal["full", "incremental"],
+        commit: Callable[[Draft], str],
+        opened: OpenCut | None = None,
+    ) -> SaveRecord:
         last = self._base if kind == "incremental" else None
         # Whatever happens, the tables no longer know the last save as their base.
         self._base = None
-        cut = self._cutter.take(None if last is None else last[1], self._describe)
+        cut = self._cutter.take(None if last is None else last[1], self._describe, opened)
         base = last[0] if last is not None and cut.base is not None else None
 
         def write(directory: str) -> list[CheckpointFile]:

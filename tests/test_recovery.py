@@ -21,7 +21,7 @@ from deeprec_spark.data.arrays import pack_arrays
 from deeprec_spark.epochs import EpochPlan, RunningEpoch
 from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays
 from deeprec_spark.recovery import RestartOptions, with_restarts
-from deeprec_spark.runtime.cut import Cut, WorkerState
+from deeprec_spark.runtime.cut import Cut, OpenCut, WorkerState
 from deeprec_spark.runtime.errors import (
     ConnectionLostError,
     NodeError,
@@ -288,6 +288,18 @@ def test_a_cut_before_the_only_worker_has_begun_keeps_its_metrics() -> None:
         assert epoch.at(cut, options).to_dict() == before.to_dict()
 
 
+def test_a_cut_is_of_the_epoch_whose_phase_it_goes_through() -> None:
+    cut = cut_before_anybody_has_begun()
+    between = replace(cut, phase=0)
+    assert RunningEpoch(phase=1, active=True).crossed(cut)
+    assert not RunningEpoch(phase=2, active=True).crossed(between), "the next epoch waits until it is taken"
+    assert not RunningEpoch(phase=2).crossed(between)
+    assert not RunningEpoch(phase=2).crossed(replace(cut, phase=3)), "an evaluation after it"
+    for epoch in (RunningEpoch(phase=1), RunningEpoch(phase=2, active=True)):
+        with pytest.raises(RuntimeError, match=r"through a phase that is not.*Received: phase 1"):
+            epoch.crossed(cut)
+
+
 class Cutter:
     """Plays the nodes of a Saver."""
 
@@ -295,7 +307,10 @@ class Cutter:
         self.bases: list[str | None] = []
         self.dropped: list[str] = []
 
-    def take(self, base: str | None, describe: Callable[[Cut], object]) -> Cut:
+    def begin(self) -> OpenCut:
+        return OpenCut(1, [])
+
+    def take(self, base: str | None, describe: Callable[[Cut], object], opened: OpenCut | None) -> Cut:
         self.bases.append(base)
         return Cut(f"save {len(self.bases)}", base, 1, 10 * len(self.bases), {}, None, position={})
 

@@ -20,6 +20,7 @@ from deeprec_spark.runtime.job import NodeSettings
 from deeprec_spark.runtime.orders import OrderError
 from deeprec_spark.runtime.supervisor import NodeProcessError, supervise
 from deeprec_spark.runtime.work_queue import WorkQueue
+from deeprec_spark.saving import CheckpointOptions, Saver
 
 TESTS = str(Path(__file__).parent)
 pytestmark = pytest.mark.timeout(120)
@@ -282,6 +283,55 @@ def test_a_save_that_cannot_be_written_is_an_error_and_training_goes_on(start_jo
     with pytest.raises(OrderError, match=r"server 0 \(rank 0\) on .* could not write"):
         job.cutter.write(cut, str(tmp_path / "file"))
     running.result(60)
+
+
+def test_a_save_that_falls_due_with_the_last_report_of_a_phase_is_taken_before_it_ends(start_job, tmp_path):
+    job = start_job(0, 1)
+    coordinator, driver = job.coordinator, job.coordinator._driver
+    phases, ended = [], []
+
+    def describe(cut):
+        phases.append((cut.phase, len(ended)))
+        return {}
+
+    def commit(draft):
+        draft.write(str(tmp_path))
+        return str(tmp_path)
+
+    options = CheckpointOptions(save_secs=None, save_steps=1)
+    saver = Saver(job.cutter, options, describe=describe, commit=commit, on_saved=lambda record: None)
+
+    def tick():
+        # With this lock the saver's thread gets no further than to where run_phase waits, for it or not at all.
+        driver.acquire()
+        assert driver.wait_for(lambda: coordinator._state.phase.finished, 30)
+        saver.tick(1)
+
+    try:
+        coordinator.run_phase(Phase("train", {}, items_of(20, 10)), on_tick=tick)
+        ended.append(True)
+    finally:
+        driver.release()
+    saver.wait(30)
+    assert phases == [(1, 0)]
+
+
+def test_phases_wait_for_a_cut_longer_than_one_order_takes_but_not_for_ever():
+    def waited(coordinator):
+        with coordinator._driver:
+            coordinator._wait_for_cut()
+
+    options = CoordinatorOptions(1, 1, order_timeout=0.3, heartbeat_interval=0.05, heartbeat_timeout=1.0)
+    with ThreadPoolExecutor(1) as pool, Coordinator(options) as coordinator:
+        coordinator.begin_cut()
+        waiting = pool.submit(waited, coordinator)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.6)
+        coordinator.end_cut()
+        waiting.result(10)
+        coordinator.begin_cut()
+        with pytest.raises(NodeError, match="A save has held the workers for 2 s"):
+            waited(coordinator)
 
 
 def test_a_failure_during_a_cut_is_raised_and_frees_nobody_who_is_gone(start_job):

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 ProgressCallback = Callable[[list[Progress]], None]
 
+_CUT_WAITS = 8
+"""A cut ends within so many order_timeouts: hold, run to, fence, fix (once more if whole), release; two to spare."""
+
 
 class Coordinator:
     """Runs in the driver beside the Estimator; nodes call it.
@@ -231,6 +234,12 @@ class Coordinator:
             queue = None if self._state.phase is None else self._state.phase.queue
             return None if queue is None else queue.position(rows)
 
+    @property
+    def next_phase(self) -> int:
+        """The number that the next phase will have."""
+        with self._driver:
+            return self._phases + 1
+
     def running_workers(self) -> list[int]:
         """The ranks of the workers that run, in rising order."""
         with self._driver:
@@ -316,9 +325,14 @@ class Coordinator:
         return not taking_part and not self._state.fencing
 
     def _wait_for_cut(self) -> None:
-        """A phase does not end under a save that is asking its workers where they are."""
-        end = time.monotonic() + self.options.order_timeout
-        while self._state.cut is not None and not self._state.ended and time.monotonic() < end:
+        """A phase does not begin or end under a save that is asking its workers where they are."""
+        limit = _CUT_WAITS * self.options.order_timeout
+        end = time.monotonic() + limit
+        while self._state.cut is not None and not self._state.ended:
+            if time.monotonic() >= end:
+                raise NodeError(
+                    f"A save has held the workers for {limit:.0f} s, and no phase may go on with it."
+                )
             self._driver.wait(self.options.heartbeat_interval)
 
     def _wait_for_answers(self, order: Order, timeout: float) -> None:

@@ -55,6 +55,14 @@ class Cut:
         return max((state.standing.steps for state in self.workers.values()), default=0)
 
 
+@dataclass(frozen=True)
+class OpenCut:
+    """A cut that has begun: through which phase (0: none), and the workers to hold."""
+
+    phase: int
+    ranks: Sequence[int]
+
+
 class Cutter:
     """Takes cuts of one job, one at a time."""
 
@@ -65,8 +73,25 @@ class Cutter:
         self._timeout = options.order_timeout
         self.table_ranks = list(options.table_ranks)
 
+    def begin(self) -> OpenCut:
+        """Begin a cut now; `take` does the rest, in whatever thread, or `give_up` ends it.
+
+        Called by the thread that runs the phases, the cut is of the phase that runs, which does not end before the cut.
+
+        Raises:
+            RuntimeError: there is a cut already.
+        """
+        return OpenCut(*self._coordinator.begin_cut())
+
+    def give_up(self) -> None:
+        """End the cut that was begun and nothing else."""
+        self._coordinator.end_cut()
+
     def take(
-        self, base: str | None = None, describe: Callable[[Cut], Mapping[str, Any]] | None = None
+        self,
+        base: str | None = None,
+        describe: Callable[[Cut], Mapping[str, Any]] | None = None,
+        opened: OpenCut | None = None,
     ) -> Cut:
         """Fix the tables between two steps of all workers; training goes on when this returns.
 
@@ -75,13 +100,15 @@ class Cutter:
         Arguments:
             base: the save that the tables' changes are counted from; if a node does not know it, all is fixed.
             describe: makes the `position` of the cut, while the workers are still held.
+            opened: the cut that `begin` began; None begins one.
 
         Raises:
             NodeError: a node failed.
             OrderError: a node could not fix its tables.
         """
         save_id = uuid.uuid4().hex
-        phase, ranks = self._coordinator.begin_cut()
+        opened = opened or self.begin()
+        phase, ranks = opened.phase, opened.ranks
         try:
             try:
                 workers = self._hold(phase, ranks)
