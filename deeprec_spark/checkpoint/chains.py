@@ -128,11 +128,16 @@ def base_of(directory: str, manifest: Manifest) -> str | None:
     )
 
 
-def prune(model_dir: str, keep_max: int) -> list[int]:
+def prune(model_dir: str, keep_max: int, *, keep: str | None = None) -> list[int]:
     """Delete all but the last `keep_max` full checkpoints that were committed, and the incremental ones built on those.
 
     Saves cut short below the last one go too. One whose manifest is damaged, or that of what it builds on, stays and
     does not count: a warning names it. Where one cannot be read, nothing is deleted.
+
+    Args:
+        model_dir: Where they lie below.
+        keep_max: How many stay.
+        keep: The directory of one that stays, with what it builds on, wherever it is in the order.
 
     Returns:
         The steps deleted.
@@ -158,6 +163,8 @@ def prune(model_dir: str, keep_max: int) -> list[int]:
     # By their newest members, not their first: who goes on from an older one has that as the last chain.
     order = list(dict.fromkeys(roots[entry.name] for entry in reversed(committed)))
     kept = [root for root in order if root is not None][:keep_max]
+    if keep is not None and (own := roots.get(parent(keep)[1])) is not None:
+        kept.append(own)
     needed = {name for name, root in roots.items() if root is None or root in kept}
     filesystem, root = resolve(join(model_dir, FOLDER))
     # Newest first: what is left of a deletion cut short still has all that it builds on.

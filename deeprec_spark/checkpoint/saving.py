@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from deeprec_spark.checkpoint.chains import prune
-from deeprec_spark.checkpoint.directory import begin, commit, new_directory, read_manifest
+from deeprec_spark.checkpoint.directory import begin, commit, new_directory, read_manifest, scan
 from deeprec_spark.checkpoint.manifest import FileRecord, Manifest, ModelRecord, TableRecord
 from deeprec_spark.embedding.filesystem import join, parent
 from deeprec_spark.embedding.optimizers import Optimizer
@@ -73,7 +73,7 @@ def save_checkpoint(
     manifest = Manifest(
         step=step,
         epoch=epoch,
-        created=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
+        created=_now(model_dir),
         kind="full" if base is None else "incremental",
         base=base_name,
         base_id=base_id,
@@ -88,5 +88,15 @@ def save_checkpoint(
     )
     commit(directory, manifest)
     if keep_max is not None:
-        prune(model_dir, keep_max)
+        prune(model_dir, keep_max, keep=directory)
     return directory
+
+
+def _now(model_dir: str) -> str:
+    """The time of a commit, later than those before it: they are ordered by it, and clocks differ between hosts."""
+    now = datetime.now(timezone.utc)
+    if before := scan(model_dir).entries:
+        # A manifest need not tell its time.
+        last = datetime.fromisoformat(before[-1].created or "0001-01-01T00:00:00+00:00")
+        now = max(now, last + timedelta(microseconds=1))
+    return now.isoformat(timespec="microseconds")
