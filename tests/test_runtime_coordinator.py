@@ -202,6 +202,22 @@ def test_leases_of_a_lost_worker_go_to_the_others_who_wait_for_them(start_job):
     assert running.result(30)[0].data == {"by": "second"}
 
 
+def test_servers_that_wait_for_orders_hear_at_once_of_a_lost_worker(start_job):
+    """Also where nothing else wakes them: their poll would end after 20 s only."""
+    job = start_job()
+    server, one, _ = job.all_nodes()
+    polling = job.pool.submit(server.next_order, 0)
+    for _ in range(5):
+        one.heartbeat()
+    state = job.coordinator._state
+    with state.nodes:
+        state._lost(state.members.get(one.rank))
+    order = polling.result(10)
+    assert (order.kind, order.payload["rank"]) == ("fence", one.rank)
+    server.answer(order.number, {"position": None})
+    job.coordinator.wait_fenced(10)
+
+
 def test_a_queue_that_is_left_undone_is_an_error(start_job):
     job = start_job()
     _, one, two = job.all_nodes()

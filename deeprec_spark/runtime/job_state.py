@@ -138,6 +138,7 @@ class JobState:
         number = 0 if self.phase is None else self.phase.number
         payload = {"rank": rank, "incarnation": incarnation}
         order = self.orders.issue("fence", payload, self.targets(self.options.server_ranks), time.monotonic())
+        self.changed()
         while (
             order.missing()
             and not self.ended
