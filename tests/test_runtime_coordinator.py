@@ -296,6 +296,25 @@ def test_a_lost_asynchronous_worker_that_does_not_come_back_is_an_error(start_jo
         running.result(30)
 
 
+def test_a_lost_worker_whose_results_nobody_is_left_to_redo_is_an_error(start_job):
+    """Else the phase would wait for the lost one until stall_timeout, an hour."""
+    job = start_job(rejoin_timeout=0.3)
+    server, one, two = job.all_nodes()
+    running = job.run_phase(Phase("evaluate", items=[{"n": 1}, {"n": 2}], redo_lost=True))
+    for client in (one, two):
+        client.next_phase()
+    held = [(client, client.lease(wait=False)) for client in (one, two)]
+    for client, item in held:
+        assert client.begin(item)
+        assert client.complete(item)
+    assert one.lease() is None
+    one.finish()
+    two.exited(-9)
+    server.answer(server.next_order(0).number, {"position": None})
+    with pytest.raises(NodeError, match=r"worker 1 \(rank 2\).*was not started again within 0 s"):
+        running.result(10)
+
+
 def test_a_living_worker_without_progress_is_an_error(start_job):
     job = start_job(stall_timeout=0.5)
     _, one, _ = job.all_nodes()

@@ -242,13 +242,21 @@ class JobState:
                 logger.warning("%s was not started again within %s; going on without it", name, waited)
 
     def _needed(self, rank: int) -> bool:
-        """Whether the job cannot go on without this worker: the phase waits for it alone, or no other one is left."""
+        """Whether the job cannot go on without this worker: the phase waits for it alone, or no other one is left.
+
+        It also does where items are left, and each other worker that lives has given its result and asks for no more.
+        """
         others = [
             other for other in self.options.worker_ranks if other != rank and self.members.is_alive(other)
         ]
         state = self.phase
-        fixed = state is not None and state.queue is None and rank in state.unfinished_ranks()
-        return fixed or not others
+        if not others or state is None:
+            return not others
+        unfinished = state.unfinished_ranks()
+        if state.queue is None:
+            return rank in unfinished
+        undone = not state.stopped and not state.queue.finished
+        return undone and rank in unfinished and not set(others) & set(unfinished)
 
     def _failure(self, rank: int, reason: str) -> NodeFailure:
         member = self.members.get(rank)
