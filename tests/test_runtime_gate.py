@@ -1,7 +1,7 @@
 """The gate between a worker's steps, held and released from another thread."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -124,6 +124,32 @@ def test_no_step_runs_while_held_whatever_the_timing():
         gate.release()
     stop.set()
     thread.join(30)
+
+
+def test_a_batch_is_waited_for_until_no_step_may_begin(pool):
+    gate, batch = StepGate(), Future()
+    gate.enter(1)
+    assert gate.begin()
+    waiting = pool.submit(gate.wait_for, batch)
+    gate.hold(2)
+    with pytest.raises(TimeoutError):
+        waiting.result(0.1)  # of another phase
+    gate.release()
+    gate.hold(1)
+    assert waiting.result(10) is False
+    assert gate.wait_for(batch) is False
+    reached = pool.submit(gate.run_to, 1, 2, 30.0)
+    assert gate.begin(), "the save lets this step pass"
+    assert pool.submit(gate.wait_for, batch).result(10) is False, "and no other"
+    gate.end()
+    gate.end()
+    assert reached.result(10).steps == 2
+    gate.release()
+    waiting = pool.submit(gate.wait_for, batch)
+    batch.set_result(None)
+    assert waiting.result(10) is True
+    gate.hold(1)
+    assert gate.wait_for(batch) is True, "begin says what holds it"
 
 
 def test_standing_survives_json():

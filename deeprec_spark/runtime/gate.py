@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +117,19 @@ class StepGate:
             self._done += 1
             self._rows.update(self._running.popleft())
             self._condition.notify_all()
+
+    def wait_for(self, batch: Future[Any]) -> bool:
+        """While steps have begun: wait until the next batch is there, or no step may begin; whether it is there."""
+
+        def wake(_: Future[Any]) -> None:
+            with self._condition:
+                self._condition.notify_all()
+
+        if not batch.done():
+            batch.add_done_callback(wake)
+        with self._condition:
+            self._condition.wait_for(lambda: batch.done() or self._held())
+            return batch.done()
 
     def forget(self, item: int) -> None:
         """The coordinator knows that this item is completed."""

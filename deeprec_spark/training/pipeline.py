@@ -7,7 +7,8 @@
 
 With `max_staleness=0` a batch's rows are pulled after all earlier batches were pushed: the result is, bit for bit, that
 of one `train_step` after the other. With `max_staleness=s` a pull may run before the last s pushes of this worker, so
-that the store's work overlaps with computing; the order of pulls and pushes is still fixed, not a matter of timing.
+that the store's work overlaps with computing; the order of pulls and pushes is still fixed, not a matter of timing:
+a batch that is slow to be read is waited for before the pushes that come after its pull, unless the gate is shut.
 Steps whose rows are there then compute side by side, `parallel_steps` of them: TensorFlow leaves cores idle between and
 within its operations, which the other step uses. That changes no result either.
 """
@@ -16,11 +17,11 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.tracing.stages import StageClock
@@ -96,6 +97,9 @@ class Gate(Protocol[Gated]):
     def end(self, tag: Gated) -> None:
         """After a step's push, in the thread that pushed."""
 
+    def wait_for(self, batch: Future[Any]) -> bool:
+        """While steps have begun: wait until the next batch is there. False: end them without it, the gate is shut."""
+
 
 class OpenGate:
     """Lets every step pass."""
@@ -106,6 +110,11 @@ class OpenGate:
 
     def end(self, tag: object) -> None:
         """Nothing to do."""
+
+    def wait_for(self, batch: Future[Any]) -> bool:
+        """Wait for every batch."""
+        wait([batch])
+        return True
 
 
 class StepPipeline:
@@ -151,7 +160,10 @@ class StepPipeline:
             if self.options.depth == 0:
                 yield from self._in_order(iter(lambda: self._read(source), None))
                 return
-            steps = self._read_ahead(stack, source)
+            reader = _executor(stack, "prepare")
+            # The trace that finds a batch's ids is made in the caller's thread: Keras keeps its scopes by thread.
+            self._trainer.record()
+            steps = _StepsAhead(lambda: self._read(source), reader, self.options.depth, self.clock)
             if self.options.staleness == 0:
                 yield from self._in_order(steps)
             else:
@@ -172,20 +184,6 @@ class StepPipeline:
         with self.clock.stage("prepare"):
             return batch, self._trainer.prepare(batch), tag
 
-    def _read_ahead(self, stack: ExitStack, batches: Iterator[tuple[Batch, Tag]]) -> Iterator[_Step[Tag]]:
-        """The steps, read and prepared up to `depth` batches ahead in a thread that ends with the stack."""
-        reader = _executor(stack, "prepare")
-        # The trace that finds a batch's ids is made in the caller's thread: Keras keeps its scopes by thread.
-        self._trainer.record()
-        ahead = deque(reader.submit(self._read, batches) for _ in range(self.options.depth))
-        while True:
-            with self.clock.stage("wait"):
-                step = ahead.popleft().result()
-            if step is None:
-                return
-            ahead.append(reader.submit(self._read, batches))
-            yield step
-
     def _in_order(self, steps: Iterable[_Step[Tag]]) -> Iterator[Tag]:
         for step in steps:
             answer = self._begin(step[2], wait=True)
@@ -198,23 +196,30 @@ class StepPipeline:
             yield step[2]
 
     def _ahead(
-        self, steps: Iterator[_Step[Tag]], store: ThreadPoolExecutor, computers: ThreadPoolExecutor | None
+        self, steps: _StepsAhead[Tag], store: ThreadPoolExecutor, computers: ThreadPoolExecutor | None
     ) -> Iterator[Tag]:
         """Pulls and pushes in one thread, so that their order is fixed: pull i + max_staleness, then push i."""
         pulled: deque[tuple[_Step[Tag], Future[PullReply | None]]] = deque()
         computed: deque[tuple[_Step[Tag], Future[PullReply | None], Future[TrainResult | None]]] = deque()
         pushed: deque[tuple[Tag, Future[None]]] = deque()
-        waiting = next(steps, None)
+        waiting: _Step[Tag] | None = None
+        stopped = False
         while True:
-            while waiting is not None and len(pulled) + len(computed) <= self.options.staleness:
+            while not stopped and len(pulled) + len(computed) <= self.options.staleness:
                 begun = bool(pulled or computed)
+                if waiting is None:
+                    if begun and not self._wait_for_batch(steps.coming):
+                        break
+                    waiting = next(steps, None)
+                if waiting is None:
+                    break
                 if not begun:
                     yield from self._finished(pushed, all_of_them=True)
                 answer = self._begin(waiting[2], wait=not begun)
                 if answer is Begin.HELD:
                     break
                 if answer is Begin.STOP:
-                    waiting = None
+                    stopped = True
                     break
                 if answer is Begin.SKIP:
                     raise RuntimeError(
@@ -222,7 +227,8 @@ class StepPipeline:
                     )
                 self.stale_pulls += begun
                 pulled.append((waiting, store.submit(self._pull, waiting)))
-                waiting = next(steps, None)
+                # One that is there makes room for another to be read, though it may not begin yet.
+                waiting = next(steps, None) if steps.coming.done() else None
             while computers is not None and pulled and self._may_join(pulled[0][0], computed):
                 step, reply = pulled.popleft()
                 computed.append((step, reply, computers.submit(self._compute_pulled, step, reply)))
@@ -239,6 +245,10 @@ class StepPipeline:
             pushed.append((step[2], store.submit(self._push, step, result)))
             yield from self._finished(pushed, all_of_them=False)
         yield from self._finished(pushed, all_of_them=True)
+
+    def _wait_for_batch(self, batch: Future[Any]) -> bool:
+        with self.clock.stage("wait"):
+            return self._gate.wait_for(batch)
 
     def _may_join(self, step: _Step[Any], computed: Sized) -> bool:
         """Whether a step may compute beside those that do now, if any."""
@@ -299,6 +309,42 @@ class StepPipeline:
 
 _Step = tuple[Batch, "PreparedBatch | None", Tag]
 """A batch, its first stage's result (None: it has no samples, or was not prepared), and its tag."""
+
+
+class _StepsAhead(Generic[Tag]):
+    """The steps of a stream, read and prepared up to `depth` batches ahead in a thread of `reader`.
+
+    Args:
+        read: the next step; None where there is no more.
+        reader: of one thread.
+        depth: at least 1.
+        clock: counts the seconds of waits.
+    """
+
+    def __init__(
+        self, read: Callable[[], _Step[Tag] | None], reader: ThreadPoolExecutor, depth: int, clock: StageClock
+    ) -> None:
+        self._read = read
+        self._reader = reader
+        self._clock = clock
+        self._ahead = deque(reader.submit(read) for _ in range(depth))
+
+    @property
+    def coming(self) -> Future[_Step[Tag] | None]:
+        """The next step, once it is read."""
+        return self._ahead[0]
+
+    def __iter__(self) -> Iterator[_Step[Tag]]:
+        return self
+
+    def __next__(self) -> _Step[Tag]:
+        with self._clock.stage("wait"):
+            step = self.coming.result()
+        if step is None:
+            raise StopIteration
+        self._ahead.popleft()
+        self._ahead.append(self._reader.submit(self._read))
+        return step
 
 
 def _executor(stack: ExitStack, name: str, threads: int = 1) -> ThreadPoolExecutor:

@@ -6,6 +6,7 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -267,6 +268,10 @@ class _PipelineGate:
         self._pace.ended()
         self._meter.count(self._pace.used(tag.batch.size))
         self._gate.end()
+
+    def wait_for(self, batch: Future[Any]) -> bool:
+        """See `pipeline.Gate`."""
+        return self._gate.wait_for(batch)
 
 
 @dataclass(frozen=True)
