@@ -18,7 +18,7 @@ from deeprec_spark.epochs import EpochPlan, RunningEpoch, summarize, worker_arra
 from deeprec_spark.fit_options import FitOptions, FitStatistics
 from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays
 from deeprec_spark.progress import ProgressDisplay
-from deeprec_spark.recovery import RestartOptions, with_restarts
+from deeprec_spark.recovery import RestartOptions, going_back, with_restarts
 from deeprec_spark.runtime.cut import Cut
 from deeprec_spark.runtime.errors import TerminatedError
 from deeprec_spark.runtime.phases import Phase, Progress
@@ -142,7 +142,8 @@ class FitLoop:
         # Phases of the new nodes are numbered anew.
         self._epoch = RunningEpoch()
         # What cannot be restored is said before anything is started.
-        chain = self._chain()
+        with going_back(restart=self.statistics.restarts > 0):
+            chain = self._chain()
         with start_cluster() as cluster:
             self._cluster = cluster
             cluster.wait_ready(self._stop_if_asked)
@@ -155,7 +156,8 @@ class FitLoop:
                 on_saved=self._on_saved,
             )
             try:
-                self._go_back(chain)
+                with going_back(restart=self.statistics.restarts > 0):
+                    self._go_back(chain)
                 self._ready = True
                 self._begin_callbacks()
                 self._train_epochs()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deeprec_spark.runtime.errors import (
@@ -14,7 +15,9 @@ from deeprec_spark.runtime.errors import (
     RegistrationError,
     SlotsError,
     TerminatedError,
+    is_lasting,
 )
+from deeprec_spark.runtime.orders import StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +53,7 @@ def with_restarts(
     """Make attempts until one succeeds.
 
     An attempt that fails by a NodeError which is not `lasting` is followed by another one, and so is a restart whose
-    nodes did not come up. Everything else is raised.
+    nodes did not come up, or could not read their checkpoint for the moment. Everything else is raised.
 
     Arguments:
         on_restart: told of the error before each restart.
@@ -67,10 +70,10 @@ def with_restarts(
                 raise
             logger.info("Waiting for task slots to start again: %s", str(error).splitlines()[0])
             _pause(options.backoff_secs, interrupt, error)
-        except (NodeError, RegistrationError) as error:
+        except (NodeError, RegistrationError, StorageError) as error:
             if isinstance(error, NodeError) and error.lasting:
                 raise
-            if isinstance(error, RegistrationError) and not restarts:
+            if isinstance(error, (RegistrationError, StorageError)) and not restarts:
                 raise
             if restarts >= options.max_restarts:
                 if restarts:
@@ -90,6 +93,24 @@ def with_restarts(
             _pause(pause, interrupt, error)
             on_restart(error)
             slots_until = time.monotonic() + options.slots_secs
+
+
+@contextmanager
+def going_back(*, restart: bool) -> Iterator[None]:
+    """Around reading a checkpoint in the driver: where it cannot for the moment, a `restart` is to be tried again.
+
+    Raises:
+        StorageError: in a restart, for an OSError that may pass.
+    """
+    try:
+        yield
+    except OSError as error:
+        # A checkpoint that is not found may be one that the storage did not give.
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        if not restart or is_lasting(cause):
+            raise
+        message = f"The checkpoint to go on from could not be read: {type(error).__name__}: {error}"
+        raise StorageError(message, type(error).__name__) from error
 
 
 def _pause(seconds: float, interrupt: threading.Event, error: JobError) -> None:

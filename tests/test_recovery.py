@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deeprec_spark.checkpoint import CheckpointNotFoundError
 from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.data import ParquetDataset, RowRange
 from deeprec_spark.data.arrays import pack_arrays
 from deeprec_spark.epochs import EpochPlan, RunningEpoch
+from deeprec_spark.fitting import FitLoop, FitStatistics
 from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays
-from deeprec_spark.recovery import RestartOptions, with_restarts
+from deeprec_spark.recovery import RestartOptions, going_back, with_restarts
 from deeprec_spark.runtime.cut import Cut, OpenCut, WorkerState
 from deeprec_spark.runtime.errors import (
     ConnectionLostError,
@@ -34,6 +36,7 @@ from deeprec_spark.runtime.errors import (
 )
 from deeprec_spark.runtime.gate import Standing
 from deeprec_spark.runtime.messages import Message
+from deeprec_spark.runtime.orders import StorageError
 from deeprec_spark.runtime.transport import Connection, MessageServer
 from deeprec_spark.saving import CheckpointOptions, Draft, Saver, Termination
 
@@ -91,6 +94,49 @@ def test_a_restart_waits_for_slots_and_nodes() -> None:
         run(failing(NodeError("gone"), SlotsError("no more"))[0], replace(QUICK, slots_secs=0.0))
     attempt, _ = failing(NodeError("gone"), RegistrationError("not yet"))
     assert len(run(attempt)) == 2
+
+
+def test_a_restart_whose_storage_is_away_is_tried_again() -> None:
+    attempt, made = failing(NodeError("gone"), StorageError("server 0 could not restore", "OSError"))
+    assert len(run(attempt)) == 2
+    assert len(made) == 3
+    attempt, made = failing(StorageError("at the start", "OSError"))
+    with pytest.raises(StorageError):
+        run(attempt)
+    assert len(made) == 1
+
+
+def test_a_driver_that_cannot_read_its_checkpoint_for_the_moment_tries_again() -> None:
+    with pytest.raises(OSError, match="of the first attempt"), going_back(restart=False):
+        raise OSError("of the first attempt")
+    errors: list[Exception] = [
+        NodeError("gone"),
+        OSError("no answer"),
+        TimeoutError("late"),
+        FileNotFoundError(),
+    ]
+
+    def attempt() -> None:
+        with going_back(restart=len(errors) < 4):
+            raise errors.pop(0)
+
+    told: list[Exception] = []
+    with pytest.raises(FileNotFoundError):
+        with_restarts(
+            attempt, replace(QUICK, max_restarts=5), on_restart=told.append, interrupt=threading.Event()
+        )
+    assert [type(error) for error in told] == [NodeError, StorageError, StorageError]
+
+
+@pytest.mark.parametrize(("restarts", "kind"), [(0, CheckpointNotFoundError), (1, StorageError)])
+def test_a_fit_tells_a_checkpoint_that_it_cannot_read_now(restarts: int, kind: type[Exception]) -> None:
+    """A name that the file system takes for an error, unlike one that is not there."""
+    fit = FitLoop.__new__(FitLoop)
+    fit._start, fit._last, fit._checkpoints = "/tmp/" + 300 * "x", None, CheckpointOptions()
+    fit.statistics = FitStatistics(restarts=restarts)
+    with pytest.raises(kind, match="Cannot read the checkpoint") as caught:
+        fit._attempt(lambda: pytest.fail("no cluster is started"))
+    assert type(caught.value) is kind
 
 
 def test_a_pause_ends_when_the_driver_is_to_end() -> None:

@@ -1,4 +1,4 @@
-"""Saves that fail half-way: the tables can be fixed again, and the next save succeeds. Nodes are threads here."""
+"""Saves and restores that fail: what may be done then, and what may not. Nodes are threads here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deeprec_spark.runtime.cut import Cutter
 from deeprec_spark.runtime.errors import NodeError
 from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.node_control import NodeControl, OrderHandler, store_orders, worker_orders
-from deeprec_spark.runtime.orders import OrderError
+from deeprec_spark.runtime.orders import OrderError, StorageError
 from deeprec_spark.runtime.worker_client import NodeClient
 
 Start = Callable[[int, Mapping[str, OrderHandler]], None]
@@ -102,3 +102,19 @@ def test_a_save_whose_workers_are_not_released_leaves_nothing_fixed(
     with pytest.raises(OrderError, match=r"worker 0.*could not release: OSError"):
         Cutter(coordinator).take()
     assert all(can_be_fixed(store) for store in stores)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(OSError("S3 is away"), StorageError), (ValueError("another model"), OrderError)]
+)
+def test_whether_a_restore_may_succeed_later(
+    stores: list[LocalStore], coordinator: Coordinator, start: Start, error: Exception, kind: type[OrderError]
+) -> None:
+    def broken(payload: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        raise error
+
+    start(0, {**store_orders(stores[0]), "restore": lambda payload: ({"step": 0}, b"")})
+    start(1, {**store_orders(stores[1]), "restore": broken})
+    with pytest.raises(OrderError, match=f"could not restore: {type(error).__name__}: {error}") as caught:
+        Cutter(coordinator).restore([], None)
+    assert type(caught.value) is kind

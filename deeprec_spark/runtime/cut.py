@@ -11,12 +11,14 @@ from typing import Any
 from deeprec_spark.embedding.store import CheckpointFile, SaveBaseError
 from deeprec_spark.embedding.warm_start import WarmStart
 from deeprec_spark.runtime.coordinator import Coordinator
-from deeprec_spark.runtime.errors import JobError
+from deeprec_spark.runtime.errors import JobError, RemoteError
 from deeprec_spark.runtime.gate import Standing
-from deeprec_spark.runtime.orders import Answer, OrderError
+from deeprec_spark.runtime.orders import Answer, OrderError, StorageError
 from deeprec_spark.runtime.store_messages import file_from_dict
 
 logger = logging.getLogger(__name__)
+
+_MAY_PASS = frozenset(kind.__name__ for kind in (OSError, TimeoutError, RemoteError))
 
 WHAT_HAS_BEGUN = -1
 """As the target of `run_to`: finish the step that has begun."""
@@ -162,12 +164,17 @@ class Cutter:
 
         Raises:
             NodeError: a node failed.
-            OrderError: a node could not read it.
+            OrderError: a node could not read it; a StorageError if it may be able to later.
         """
         warm = None if warm_start is None else warm_start.to_dict()
         payload = {"chain": chain, "save_id": save_id, "warm_start": warm}
         timeout = self._coordinator.options.file_timeout
-        answers = self._coordinator.order("restore", payload, self.table_ranks, timeout=timeout)
+        try:
+            answers = self._coordinator.order("restore", payload, self.table_ranks, timeout=timeout)
+        except OrderError as error:
+            if error.error_type not in _MAY_PASS:
+                raise
+            raise StorageError(str(error), error.error_type) from error
         return max(int(answer.data["step"]) for answer in answers.values())
 
     def _hold(self, phase: int, ranks: Sequence[int]) -> dict[int, WorkerState]:

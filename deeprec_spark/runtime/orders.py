@@ -43,6 +43,10 @@ class OrderError(JobError):
         self.error_type = error_type
 
 
+class StorageError(OrderError):
+    """A checkpoint could not be read for a reason of its storage that may pass: it did not answer, or not in time."""
+
+
 class Orders:
     """The orders that are not done with, for the coordinator's handlers. Callers hold the job's lock."""
 
