@@ -170,32 +170,46 @@ class RunningEpoch:
 
     def at(self, cut: Cut, cluster: ClusterOptions) -> EpochPosition:
         """Where the epoch is at a cut through its phase."""
-        before, workers = self.before, self._workers(cut)
+        before, workers = self.before, self._workers(cut, cluster)
         # A worker that was just started again has nothing to tell yet.
         samples = before.samples + sum(int(state.data.get("samples", 0)) for state in cut.workers.values())
-        parts: list[Arrays] = []
+        parts: list[Arrays] = [before.metrics]
         if cluster.mode == "async" and cluster.num_workers > 1:
             # Who takes which rows is open, so metrics go on as one sum.
-            parts = [part for part in (before.metrics, *(worker.metrics for worker in workers)) if len(part)]
+            parts += [worker.metrics for worker in workers]
             workers = [WorkerArrays(random=worker.random) for worker in workers]
         return EpochPosition(
             steps=max(before.steps, cut.steps) if cluster.mode == "sync" else 0,
             queue=cut.queue,
-            metrics=metrics.merge(parts),
+            metrics=metrics.merge([part for part in parts if len(part)]),
             workers=workers,
             samples=samples,
             updates=before.updates + cut.step - self.first_step,
         )
 
-    def _workers(self, cut: Cut) -> Sequence[WorkerArrays]:
-        """The workers' own states, in rank order; of those that have not begun yet, what they will begin with."""
+    def after(self, results: Sequence[PhaseResult], cluster: ClusterOptions) -> list[WorkerArrays]:
+        """The workers' states at the end of the epoch, in rank order; see `by_index`."""
+        found = {result.rank - cluster.num_ps: worker_arrays_of(result) for result in results}
+        return by_index(found, self.before.workers, cluster.num_workers)
+
+    def _workers(self, cut: Cut, cluster: ClusterOptions) -> Sequence[WorkerArrays]:
+        """The workers' states, in rank order; of those that have not begun yet, what they will begin with."""
         if not cut.workers:
             return self.before.workers
-        found = worker_arrays(cut)
-        for index, (_, state) in enumerate(sorted(cut.workers.items())):
+        found = {rank - cluster.num_ps: state for rank, state in worker_arrays(cut).items()}
+        for rank, state in cut.workers.items():
+            index = rank - cluster.num_ps
             if not state.data.get("begun") and index < len(self.before.workers):
                 found[index] = self.before.workers[index]
-        return found
+        return by_index(found, self.before.workers, cluster.num_workers)
+
+
+def by_index(
+    found: Mapping[int, WorkerArrays], before: Sequence[WorkerArrays], num_workers: int
+) -> list[WorkerArrays]:
+    """Each worker's state: what it told, else that of before, else none; a worker that was lost tells nothing."""
+    known = {**dict(enumerate(before[:num_workers])), **found}
+    return [known.get(index, WorkerArrays()) for index in range(max(known, default=-1) + 1)]
 
 
 def worker_arrays_of(result: PhaseResult) -> WorkerArrays:

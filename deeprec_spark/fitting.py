@@ -14,7 +14,7 @@ from deeprec_spark.data.arrays import unpack_arrays
 from deeprec_spark.embedding.filesystem import delete_directory, join, redacted, resolve
 from deeprec_spark.embedding.store import CheckpointFile
 from deeprec_spark.embedding.warm_start import WarmStart
-from deeprec_spark.epochs import EpochPlan, RunningEpoch, summarize, worker_arrays_of
+from deeprec_spark.epochs import EpochPlan, RunningEpoch, summarize
 from deeprec_spark.fit_options import FitOptions, FitStatistics
 from deeprec_spark.position import EpochPosition, FitIdentity, FitPosition, WorkerArrays
 from deeprec_spark.progress import ProgressDisplay
@@ -284,15 +284,15 @@ class FitLoop:
         # What a lost worker counted is lost with it, but an epoch that was not stopped has all its rows.
         counted = running.stopped or self._cluster_options.drops_samples or dataset.samples_per_row != 1.0
         samples = trained if counted else dataset.num_rows
-        parts = [worker_arrays_of(result) for result in results]
+        workers = running.after(results, self._cluster_options)
         logs = self._metrics_of(
-            [*([before.metrics] if before.metrics else []), *(part.metrics for part in parts)]
+            [part for part in (before.metrics, *(worker.metrics for worker in workers)) if len(part)]
         )
         self._position = replace(
             position,
             learning_rate=self._host.learning_rate,
             within=EpochPosition(
-                workers=[WorkerArrays(random=part.random) for part in parts], samples=samples, logs=logs
+                workers=[WorkerArrays(random=worker.random) for worker in workers], samples=samples, logs=logs
             ),
         )
         self.statistics.rows = position.rows + samples

@@ -170,13 +170,13 @@ class FitPosition:
         return cls(**{**values, "within": within})
 
 
-def worker_arrays(cut: Cut) -> list[WorkerArrays]:
-    """What the workers told at a cut, in rank order; metric states only of those that were in the phase."""
-    found = []
-    for _, state in sorted(cut.workers.items()):
+def worker_arrays(cut: Cut) -> dict[int, WorkerArrays]:
+    """What the workers told at a cut, by rank; metric states only of those that were in the phase."""
+    found = {}
+    for rank, state in cut.workers.items():
         arrays = unpack_arrays(state.blob) if state.blob else []
         count = int(state.data.get("metrics", 0))
-        found.append(WorkerArrays(arrays[:count], arrays[count:]))
+        found[rank] = WorkerArrays(arrays[:count], arrays[count:])
     return found
 
 

@@ -37,6 +37,7 @@ from deeprec_spark.runtime.errors import (
 from deeprec_spark.runtime.gate import Standing
 from deeprec_spark.runtime.messages import Message
 from deeprec_spark.runtime.orders import StorageError
+from deeprec_spark.runtime.phases import PhaseResult
 from deeprec_spark.runtime.transport import Connection, MessageServer
 from deeprec_spark.saving import CheckpointOptions, Draft, Saver, Termination
 
@@ -332,6 +333,47 @@ def test_a_cut_before_the_only_worker_has_begun_keeps_its_metrics() -> None:
     epoch, options = RunningEpoch(before, 100, active=True), ClusterOptions(1, 1)
     for cut in (cut_before_anybody_has_begun(), cut_before_anybody_has_begun(4)):
         assert epoch.at(cut, options).to_dict() == before.to_dict()
+
+
+def told(metric: float, random: int, samples: int = 10) -> WorkerState:
+    """A worker in the middle of its phase."""
+    data = {"begun": True, "samples": samples, "metrics": 1}
+    return WorkerState(Standing(1), data, pack_arrays([np.array(metric), np.array(random)]))
+
+
+def numbers(arrays: Any) -> list[float]:
+    return [float(array) for array in arrays]
+
+
+def test_an_epoch_that_only_one_worker_goes_on_with_keeps_the_metrics_of_all_before() -> None:
+    """More than once: the second save of the fit that goes on, and the end of its epoch."""
+    before = EpochPosition(metrics=[np.array(100.0)], workers=[WorkerArrays(), WorkerArrays()], samples=100)
+    options = ClusterOptions(1, 1)
+    at = RunningEpoch(before, 0).at(Cut("save", None, 1, 7, {1: told(10.0, 1)}, None), options)
+    assert (numbers(at.metrics), [numbers(worker.metrics) for worker in at.workers]) == ([100.0], [[10.0]])
+    again = RunningEpoch(at, 7).at(Cut("save", None, 1, 9, {1: told(15.0, 2)}, None), options)
+    assert (numbers(again.metrics), [numbers(worker.metrics) for worker in again.workers]) == (
+        [100.0],
+        [[15.0]],
+    )
+    assert again.samples == 120
+    more = RunningEpoch(again, 9).at(Cut("save", None, 1, 9, {2: told(3.0, 2)}, None), ClusterOptions(1, 2))
+    assert numbers(more.metrics) == [118.0], "the first worker goes on with what it had, if it begins"
+
+
+def test_states_of_workers_are_by_rank_whoever_was_there() -> None:
+    before = EpochPosition(workers=[WorkerArrays(random=[np.array(rank)]) for rank in range(3)])
+    options = ClusterOptions(2, 4)
+    at = RunningEpoch(before, 0).at(
+        Cut("save", None, 1, 7, {3: told(1.0, 11), 5: told(1.0, 13)}, None), options
+    )
+    assert [numbers(worker.random) for worker in at.workers] == [[0], [11], [2], [13]]
+    results = [
+        PhaseResult(4, {"metrics": 1}, told(1.0, 12).blob),
+        PhaseResult(5, {"metrics": 1}, told(1.0, 13).blob),
+    ]
+    after = RunningEpoch(EpochPosition(workers=before.workers[:1]), 0).after(results, options)
+    assert [numbers(worker.random) for worker in after] == [[0], [], [12], [13]]
 
 
 def test_a_cut_is_of_the_epoch_whose_phase_it_goes_through() -> None:
