@@ -151,7 +151,9 @@ class RestartsSection(Section):
     """What happens when a node fails that training cannot do without: all are started again."""
 
     max_restarts: int = Field(
-        3, ge=0, description="How often, from the last checkpoint, before training fails."
+        3,
+        ge=0,
+        description="How often from one checkpoint, before training fails; a save begins the count anew.",
     )
     backoff_secs: float = Field(2.0, ge=0.0, description="Pause before the first restart; doubled each time.")
     max_backoff_secs: float = Field(60.0, ge=0.0, description="The longest pause.")

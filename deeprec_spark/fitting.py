@@ -119,7 +119,7 @@ class FitLoop:
             Keras's history: a list of one number an epoch for each metric.
 
         Raises:
-            NodeError: a node failed for a reason that would come again, or once more than `max_restarts` times.
+            NodeError: a node failed for a reason that would come again, or too often (`max_restarts`).
             TerminatedError: SIGTERM has come; what was trained is saved.
         """
         cluster, log = self._cluster_options, self._options.verbose > 0
@@ -132,6 +132,7 @@ class FitLoop:
                 self._restarts,
                 on_restart=self._on_restart,
                 interrupt=self._termination.asked,
+                saves=lambda: len(self.statistics.saves),
             )
         return self._host.history
 

@@ -27,8 +27,9 @@ class RestartOptions:
     """What happens when a node that the job cannot do without fails. Spark itself would not try again.
 
     Args:
-        max_restarts: how often the nodes of one fit are started again, from its last checkpoint.
-        backoff_secs: the pause before the first restart; doubled each time, up to `max_backoff_secs`.
+        max_restarts: how often the nodes of a fit are started again from one checkpoint. A save that was made since
+            begins the count anew, so that a job of weeks is not ended by a few failures far apart.
+        backoff_secs: the pause before the first of them; doubled each time, up to `max_backoff_secs`.
         slots_secs: how long a restart waits for Spark to replace executors that were lost.
     """
 
@@ -49,6 +50,7 @@ def with_restarts(
     *,
     on_restart: Callable[[JobError], None],
     interrupt: threading.Event,
+    saves: Callable[[], int] = lambda: 0,
 ) -> None:
     """Make attempts until one succeeds.
 
@@ -58,8 +60,9 @@ def with_restarts(
     Arguments:
         on_restart: told of the error before each restart.
         interrupt: set by whoever wants the pauses to end: then a TerminatedError is raised.
+        saves: how many checkpoints were written; once there are more, the restarts before do not count.
     """
-    restarts = 0
+    restarts, saved, restarted = 0, saves(), False
     slots_until: float | None = None
     while True:
         try:
@@ -73,15 +76,18 @@ def with_restarts(
         except (NodeError, RegistrationError, StorageError) as error:
             if isinstance(error, NodeError) and error.lasting:
                 raise
-            if isinstance(error, (RegistrationError, StorageError)) and not restarts:
+            if isinstance(error, (RegistrationError, StorageError)) and not restarted:
                 raise
+            if saves() > saved:
+                restarts, saved = 0, saves()
             if restarts >= options.max_restarts:
                 if restarts:
                     error.args = (
-                        f"{error.args[0]}\nThe job had been restarted {restarts} times (max_restarts).",
+                        f"{error.args[0]}\nThe job had been restarted {restarts} times (max_restarts), and made no "
+                        "save since.",
                     )
                 raise
-            restarts += 1
+            restarts, restarted = restarts + 1, True
             pause = min(options.backoff_secs * 2 ** (restarts - 1), options.max_backoff_secs)
             logger.warning(
                 "Restart %d of at most %d in %.0f s, because: %s",

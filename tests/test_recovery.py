@@ -26,6 +26,7 @@ from deeprec_spark.recovery import RestartOptions, going_back, with_restarts
 from deeprec_spark.runtime.cut import Cut, OpenCut, WorkerState
 from deeprec_spark.runtime.errors import (
     ConnectionLostError,
+    JobError,
     NodeError,
     NodeFailure,
     RegistrationError,
@@ -74,6 +75,23 @@ def test_restarts_are_counted() -> None:
     with pytest.raises(NodeError, match=r"(?s)three.*restarted 2 times"):
         run(attempt)
     assert len(made) == 3
+
+
+def test_a_save_begins_the_count_of_restarts_anew() -> None:
+    """A job of weeks goes on, however often nodes fail, as long as it comes further between failures."""
+    saves, made = [0], []
+
+    def attempt() -> None:
+        made.append(len(made))
+        saves[0] = min(len(made), 6)
+        raise NodeError("again", [])
+
+    told: list[JobError] = []
+    with pytest.raises(NodeError, match=r"(?s)again.*restarted 2 times.*no save since"):
+        with_restarts(
+            attempt, QUICK, on_restart=told.append, interrupt=threading.Event(), saves=lambda: saves[0]
+        )
+    assert len(made) == 8, "2 without a save after the 6 that made one"
 
 
 def test_what_would_fail_again_is_not_tried_again() -> None:
