@@ -137,7 +137,7 @@ def test_a_cut_is_of_one_moment_though_pulls_run_ahead(training: Training, tmp_p
     results = running.result(60)
     assert sum(result.data["stale_pulls"] for result in results) > 0, "pulls ran ahead"
     assert sum(result.data["samples"] for result in results) == ROWS
-    assert len(inside) > 2
+    assert inside, "no cut fell into the training"
     np.testing.assert_array_equal(counts(training.write(cutter.take(), tmp_path / "end")), 1)
     middle, directory = inside[len(inside) // 2]
     assert cutter.restore([str(directory)], middle.save_id) == middle.step

@@ -204,7 +204,14 @@ class StepPipeline:
         pushed: deque[tuple[Tag, Future[None]]] = deque()
         waiting: _Step[Tag] | None = None
         stopped = False
+
+        def begin_computing() -> None:
+            while computers is not None and pulled and self._may_join(pulled[0][0], computed):
+                step, reply = pulled.popleft()
+                computed.append((step, reply, computers.submit(self._compute_pulled, step, reply)))
+
         while True:
+            begin_computing()
             while not stopped and len(pulled) + len(computed) <= self.options.staleness:
                 begun = bool(pulled or computed)
                 if waiting is None:
@@ -227,11 +234,9 @@ class StepPipeline:
                     )
                 self.stale_pulls += begun
                 pulled.append((waiting, store.submit(self._pull, waiting)))
+                begin_computing()
                 # One that is there makes room for another to be read, though it may not begin yet.
                 waiting = next(steps, None) if steps.coming.done() else None
-            while computers is not None and pulled and self._may_join(pulled[0][0], computed):
-                step, reply = pulled.popleft()
-                computed.append((step, reply, computers.submit(self._compute_pulled, step, reply)))
             if computed:
                 step, reply, found = computed.popleft()
                 self._wait_for(reply)

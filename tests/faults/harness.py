@@ -245,12 +245,18 @@ class FaultRun:
         """Now something happens: the time from here on counts."""
         self.fault_at = time.monotonic()
 
-    def recovered(self, timeout: float = 240.0) -> float:
-        """Wait until training is further than it was; the seconds since the fault."""
-        reached = (event for event in self.driver.told if event["at"] <= self.fault_at)
+    def recovered(self, timeout: float = 240.0, known_at: float | None = None) -> float:
+        """Wait until training is further than it was; the seconds since the fault.
+
+        `known_at` is when it was found out, if that took a while: reports that were under way until then do not count.
+        """
+        before = self.fault_at if known_at is None else known_at
+        reached = (event for event in self.driver.told if event["at"] <= before)
         furthest = max(map(_place, reached), default=(0, 0))
         event = self.driver.wait_for(
-            "progress", timeout=timeout, where=lambda event: _place(event) > furthest
+            "progress",
+            timeout=timeout,
+            where=lambda event: event["at"] > before and _place(event) > furthest,
         )
         return float(event["at"] - self.fault_at)
 

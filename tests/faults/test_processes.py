@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,10 @@ def test_sigstop_of_a_server(run: FaultRun, recorder: Recorder, undisturbed: dic
     run.fault()
     nodes.servers[0].suspend()
     try:
-        seconds = run.recovered()
+        run.driver.wait_for_log(r"no heartbeat for \d", 120)
+        seconds = run.recovered(known_at=time.monotonic())
         done = run.done()
         assert done["restarts"] == 1
-        run.driver.wait_for_log(r"no heartbeat for \d", 1)
         # Stopped, it cannot end by itself: its Spark task does it.
         gone(*nodes.servers, *nodes.workers)
     finally:
