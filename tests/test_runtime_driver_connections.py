@@ -63,7 +63,8 @@ def test_cut_connections_to_the_driver_lose_no_item(
         cut()
         while (item := worker.lease(wait=len(done) % 2 == 0)) is not None:
             cut()
-            assert worker.begin(item)
+            if not worker.begin(item):
+                continue  # the other one had nothing left, and has taken it over
             done.append(item["n"])
             cut()
             worker.progress({"done": len(done)})

@@ -59,12 +59,19 @@ def start_job() -> Iterator[StartJob]:
         yield start
 
 
-def cut_in_the_middle(job: Job, running: Future[Any], done: Callable[[Cut], int], directory: Path) -> Cut:
-    """The first cut that has trained something."""
+def cut_in_the_middle(
+    job: Job,
+    running: Future[Any],
+    done: Callable[[Cut], int],
+    directory: Path,
+    then: Callable[[], None] = lambda: None,
+) -> Cut:
+    """The first cut that has trained something; `then` happens before it is written, while training goes on."""
     while True:
         assert not running.done()
         cut = job.cutter.take()
         if done(cut):
+            then()
             job.cutter.write(cut, str(directory))
             return cut
         job.cutter.drop(cut.save_id)
@@ -107,16 +114,20 @@ def test_groups_within_a_bound_are_trained_once_whoever_is_killed(
     plan = EpochPlan(
         ParquetDataset.scan(str(tmp_path / "groups.parquet")),
         ClusterOptions(1, 2, semi_sync=SemiSyncOptions(max_staleness=3)),
-        batch_size=2,
+        batch_size=1,
     )
-    payload = {**PAYLOAD, "batch_size": 2}
+    payload = {**PAYLOAD, "batch_size": 1}
     job = start_job(GROUPED, plan.cluster, staleness=1, respawn=False)
     running = job.pool.submit(job.coordinator.run_phase, plan.phase("train", payload, plan.rows(0)))
-    cut = cut_in_the_middle(
-        job, running, lambda cut: len((cut.queue or {"done": []})["done"]), tmp_path / "cut"
-    )
-    kill("worker 0")
-    assert not running.done(), "in the middle"
+
+    def killed() -> None:
+        kill("worker 0")
+        assert not running.done(), "in the middle"
+
+    def completed(cut: Cut) -> int:
+        return len((cut.queue or {"done": []})["done"])
+
+    cut = cut_in_the_middle(job, running, completed, tmp_path / "cut", killed)
     running.result(60)
     np.testing.assert_array_equal(at_the_end(job, tmp_path / "end"), 1)
     job.cutter.restore([str(tmp_path / "cut")], cut.save_id)
