@@ -10,8 +10,17 @@ from typing import Any
 import keras
 
 from deeprec_spark.embedding.options import Constant, EmbeddingVariableOption, InitializerOption
+from deeprec_spark.features.spec import Feature, FeatureSpec, Label
 from deeprec_spark.layers import SparseEmbedding
 
+SPEC = FeatureSpec(
+    features=[
+        Feature(name="row", kind="categorical", raw_type="int64"),
+        Feature(name="one", kind="dense", raw_type="float32"),
+    ],
+    labels=[Label(name="y", kind="regression")],
+)
+"""The rows: their number, a one, and the number again as the label."""
 ZEROS = EmbeddingVariableOption(init_option=InitializerOption(Constant(0.0)))
 
 

@@ -20,7 +20,6 @@ from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.optimizers import SGD
 from deeprec_spark.embedding.store import PullRequest, UniqueKeys
 from deeprec_spark.epochs import EpochPlan
-from deeprec_spark.features.spec import Feature, FeatureSpec, Label
 from deeprec_spark.layers.tables import table_specs
 from deeprec_spark.runtime.cut import Cut
 from deeprec_spark.runtime.phases import Phase
@@ -28,19 +27,12 @@ from deeprec_spark.runtime.work_queue import WorkQueue
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.pipeline import PipelineOptions
 from deeprec_spark.training.worker import ENTRY, WorkerJob
-from tests.counting import counting
+from tests.counting import SPEC, counting
 from tests.test_runtime_cut import Job
 
 pytestmark = pytest.mark.timeout(180)
 
 ROWS, BATCH, SEED = 3000, 4, 7
-SPEC = FeatureSpec(
-    features=[
-        Feature(name="row", kind="categorical", raw_type="int64"),
-        Feature(name="one", kind="dense", raw_type="float32"),
-    ],
-    labels=[Label(name="y", kind="regression")],
-)
 PAYLOAD: dict[str, Any] = {
     "epoch": 0, "batch_size": BATCH, "shuffle_seed": SEED, "learning_rate": None, "resume": None,
 }  # fmt: skip

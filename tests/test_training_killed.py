@@ -25,9 +25,9 @@ from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.pipeline import PipelineOptions
 from deeprec_spark.training.worker import ENTRY, WorkerJob
-from tests.counting import counting
+from tests.counting import SPEC, counting
 from tests.test_runtime_cut import Job
-from tests.test_training_cut import PAYLOAD, ROWS, SPEC, counts
+from tests.test_training_cut import PAYLOAD, ROWS, counts
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -236,13 +236,19 @@ class Stashing(keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
-def test_metrics_that_use_a_tensor_of_the_step_are_refused() -> None:
+def trainer_with_metrics(kind: type[keras.Model], seen: keras.metrics.Metric) -> Trainer:
+    """Of a model whose `compute_metrics` updates `seen`."""
     plain = model(dropout=0.0)
-    made = Stashing(plain.inputs, plain.outputs)
-    made.seen = keras.metrics.Mean(name="seen")
+    made = kind(plain.inputs, plain.outputs)
+    made.seen = seen
     made.compile("sgd", "binary_crossentropy")
-    stashing = Trainer(made, LocalStore())
-    stashing.initialize(batches()[0])
+    found = Trainer(made, LocalStore())
+    found.initialize(batches()[0])
+    return found
+
+
+def test_metrics_that_use_a_tensor_of_the_step_are_refused() -> None:
+    stashing = trainer_with_metrics(Stashing, keras.metrics.Mean(name="seen"))
     with pytest.raises(ValueError, match=r"update them in compute_loss.*Stashing"):
         stashing.train_step(batches()[0])
 
@@ -257,12 +263,7 @@ class Counting(keras.Model):
 
 
 def test_metrics_of_its_own_see_the_inputs() -> None:
-    plain = model(dropout=0.0)
-    made = Counting(plain.inputs, plain.outputs)
-    made.seen = keras.metrics.Sum(name="seen")
-    made.compile("sgd", "binary_crossentropy")
-    counted = Trainer(made, LocalStore())
-    counted.initialize(batches()[0])
+    counted = trainer_with_metrics(Counting, keras.metrics.Sum(name="seen"))
     list(StepPipeline(counted, PipelineOptions(max_staleness=1)).train(tagged(batches())))
     wanted = sum(batch.features["price"].sum() for batch in batches())
     assert counted.metric_results()["seen"] == pytest.approx(wanted, rel=1e-6)

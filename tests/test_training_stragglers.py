@@ -22,7 +22,6 @@ from deeprec_spark.data import ParquetDataset
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.optimizers import SGD
 from deeprec_spark.embedding.store import PullRequest, PushRequest, UniqueKeys
-from deeprec_spark.features.spec import Feature, FeatureSpec, Label
 from deeprec_spark.runtime.context import WorkerContext
 from deeprec_spark.runtime.coordinator import Coordinator, CoordinatorOptions, Phase
 from deeprec_spark.runtime.gate import StepGate
@@ -33,16 +32,9 @@ from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.pipeline import PipelineOptions
 from deeprec_spark.training.trainer import Trainer
 from deeprec_spark.training.worker import Worker, WorkerJob, sample_batch
-from tests.counting import counting
+from tests.counting import SPEC, counting
 
 BATCH, SLOWER, PATIENCE = 4, 10, 60.0
-SPEC = FeatureSpec(
-    features=[
-        Feature(name="row", kind="categorical", raw_type="int64"),
-        Feature(name="one", kind="dense", raw_type="float32"),
-    ],
-    labels=[Label(name="y", kind="regression")],
-)
 FAST, SLOW = 0, 1
 
 

@@ -5,8 +5,8 @@ out what it may really use (affinity, cgroup) and acts on the policy before anyt
 
     default    as many threads as its executor has cores, if it may use so many CPUs; the system places them
     pinned     CPUs of its own, which no other pinned node of the host has, and as many threads
-    inline     as by default, but operations of a step run one after the other in the thread that trains; each may
-               still use all threads
+    inline     as by default, but operations of a step run one after the other in the thread that computes it; each
+               may still use all threads
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from tensorflow.python.framework import (
-    op_def_registry,  # no public way to ask whether an operation is stateful
-)
+
+# There is no public way to ask whether an operation is stateful.
+from tensorflow.python.framework import op_def_registry
 
 from deeprec_spark.layers import context
 from deeprec_spark.training import metrics
@@ -98,7 +98,8 @@ _HARMLESS = frozenset(
 )
 """Operations that TensorFlow counts as stateful and that change nothing: reads, checks, and calls of functions, which
 are looked at themselves."""
-_Found = tuple[Tensor, Tensor, list[Tensor], list[Tensor], "Predicted"]
+_Found = tuple[Tensor, Tensor, list[Tensor], list[Tensor], Predicted]
+"""Checks, dense gradient, how the state moved, gradients (gathered rows, or each row once), and what is predicted."""
 
 
 class TrainProgram:
@@ -178,9 +179,8 @@ class TrainProgram:
     def overlaps(self) -> bool:
         """Whether steps may compute at the same time: no state of this process (random draws) passes between them.
 
-        Neither a variable of Keras that the step assigns, nor what an operation of TensorFlow's own keeps.
-
-        XLA's function is made where it is first needed, which must be the thread that calls Keras.
+        That is neither a variable of Keras that the step assigns, nor what an operation of TensorFlow's own keeps. With
+        XLA they may not: its function is made where it is first needed, which must be the thread that calls Keras.
         """
         return not self._changed and not self._stateful and not self._xla
 
