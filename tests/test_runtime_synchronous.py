@@ -1,9 +1,11 @@
 """Merging ranks' requests: checked against sums done by hand in float64 dictionaries."""
 
+import tracemalloc
+
 import numpy as np
 
 from deeprec_spark.embedding.store import PullReply, PullRequest, PushRequest, SparseGradient, UniqueKeys
-from deeprec_spark.runtime.synchronous import merge_pulls, merge_pushes
+from deeprec_spark.runtime.synchronous import RankSum, merge_pulls, merge_pushes
 
 LOW, HIGH = -(2**63), 2**63 - 1
 
@@ -106,3 +108,23 @@ def test_repeated_keys_of_a_rank_count_as_often_as_they_occur():
     assert (pulls.request.keys["a"].keys.tolist(), pulls.request.keys["a"].counts.tolist()) == ([1], [5])
     reply = PullReply({"a": np.array([[7.0]], np.float32)}, None, None, 1)
     assert pulls.reply_for(1, reply, dense=False).rows["a"].tolist() == [[7.0], [7.0]]
+
+
+def test_a_rank_with_few_keys_costs_little_however_many_the_others_have():
+    rows = 2_000_000
+    total = RankSum(np.zeros((rows, 1), np.float32))
+    tracemalloc.start()
+    try:
+        total.add(np.array([3, rows - 1]), np.array([[1.0], [2.0]], np.float32))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * rows / 100  # an array as long as the highest place would be 100 times that
+    assert total.total[[0, 3, rows - 1], 0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_repeated_places_of_one_rank_are_seen_after_other_ranks_were_there():
+    total = RankSum(np.zeros(4, np.int64))
+    for places, part in (([2, 3, 1], [1, 1, 1]), ([1, 2, 1], [10, 20, 30]), ([2], [100])):
+        total.add(np.array(places), np.array(part))
+    assert total.total.tolist() == [0, 41, 121, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,11 +37,11 @@ def merge_pulls(requests: Mapping[int, PullRequest]) -> MergedPull:
     for table in _tables(request.keys for request in requests.values()):
         parts = {rank: request.keys[table] for rank, request in requests.items() if table in request.keys}
         keys, inverse = _merged_keys({rank: part.keys for rank, part in parts.items()})
-        counts = np.zeros(len(keys), dtype=np.int64)
+        counts = RankSum(np.zeros(len(keys), dtype=np.int64))
         for rank, part in parts.items():
-            _add(counts, inverse[rank], part.counts)
+            counts.add(inverse[rank], part.counts)
             positions[rank][table] = inverse[rank]
-        merged[table] = UniqueKeys(keys, counts)
+        merged[table] = UniqueKeys(keys, counts.total)
     dense = any(request.dense for request in requests.values())
     return MergedPull(PullRequest(merged, train=True, dense=dense), positions)
 
@@ -67,10 +67,10 @@ def merge_pushes(requests: Mapping[int, PushRequest]) -> PushRequest:
             for request in requests.values()
             if table in request.gradients
         )
-        summed = np.zeros((len(keys), dim), dtype=np.float32)
+        summed = RankSum(np.zeros((len(keys), dim), dtype=np.float32))
         for rank, part in parts.items():
-            _add(summed, inverse[rank], _scaled(part.gradient, weights[rank]))
-        gradients[table] = SparseGradient(keys, summed)
+            summed.add(inverse[rank], _scaled(part.gradient, weights[rank]))
+        gradients[table] = SparseGradient(keys, summed.total)
     return PushRequest(
         gradients,
         dense_gradient=_weighted_sum(
@@ -81,6 +81,27 @@ def merge_pushes(requests: Mapping[int, PushRequest]) -> PushRequest:
         sparse_learning_rate=_first(request.sparse_learning_rate for request in requests.values()),
         dense_learning_rate=_first(request.dense_learning_rate for request in requests.values()),
     )
+
+
+class RankSum(Generic[Number]):
+    """Rows of all ranks, summed at their places in `total`; a rank costs by its own rows, however long `total` is.
+
+    Clients send each key once, but repeated ones count as often as they occur.
+    """
+
+    def __init__(self, total: npt.NDArray[Number]) -> None:
+        self.total: npt.NDArray[Number] = total
+        # Never read where the same rank has not written before: it need not be cleared between ranks.
+        self._last = np.empty(len(total), dtype=np.int64)
+
+    def add(self, places: Int64Array, part: npt.NDArray[Number]) -> None:
+        """Add rows `part` [n, …] at `places` [n]."""
+        order = np.arange(len(places))
+        self._last[places] = order
+        if (self._last[places] == order).all():
+            self.total[places] += part
+        else:
+            np.add.at(self.total, places, part)
 
 
 def _merged_keys(keys: Mapping[int, Int64Array]) -> tuple[Int64Array, dict[int, Int64Array]]:
@@ -94,14 +115,6 @@ def _merged_keys(keys: Mapping[int, Int64Array]) -> tuple[Int64Array, dict[int, 
         places[rank] = inverse[at : at + len(part)].astype(np.int64, copy=False)
         at += len(part)
     return merged, places
-
-
-def _add(total: npt.NDArray[Number], places: Int64Array, part: npt.NDArray[Number]) -> None:
-    """Add rows at their places; clients send each key once, but repeated ones count as often as they occur."""
-    if len(places) and int(np.bincount(places).max()) > 1:
-        np.add.at(total, places, part)
-    else:
-        total[places] += part
 
 
 def _tables(mappings: Iterable[Mapping[str, object]]) -> list[str]:
