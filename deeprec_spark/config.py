@@ -245,6 +245,9 @@ class DeadlinesSection(Section):
     stall_secs: float = Field(
         3600.0, gt=0.0, description="How long a worker that is alive may make no progress."
     )
+    step_secs: float = Field(
+        900.0, gt=0.0, description="How long the workers of a synchronous step wait for the slowest of them."
+    )
     file_secs: float = Field(
         21600.0, gt=0.0, description="How long a node may write or read its part of a checkpoint."
     )

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from deeprec_spark.cluster import ClusterOptions
+from deeprec_spark.config import DeadlinesSection
+from deeprec_spark.data.file_cache import CacheOptions
+from deeprec_spark.runtime.coordinator import Coordinator
+from deeprec_spark.runtime.launch import LaunchOptions
 from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions
 
 
@@ -23,9 +27,23 @@ def test_nodes_report_several_times_before_they_are_lost(heartbeat_secs: float) 
 
 
 @pytest.mark.parametrize(
-    "name", ["registration_secs", "heartbeat_secs", "rejoin_secs", "stall_secs", "file_secs"]
+    "name", ["registration_secs", "heartbeat_secs", "rejoin_secs", "stall_secs", "step_secs", "file_secs"]
 )
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 def test_no_wait_is_without_an_end(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"Received: {name}={value}"):
         DeadlineOptions(**{name: value})
+
+
+def test_what_a_job_says_of_a_step_reaches_its_nodes() -> None:
+    deadlines = DeadlinesSection(step_secs=1234.5).make_options()
+    coordinator = Coordinator(CoordinatorOptions(1, 2, "sync", **deadlines.coordinator_options()))
+    try:
+        settings = LaunchOptions.of(coordinator, "package.module:entry").settings()
+    finally:
+        coordinator.stop(timeout=5.0)
+    assert settings.sync_timeout == 1234.5
+
+
+def test_a_step_waits_longer_than_a_worker_for_a_file_that_another_one_fetches() -> None:
+    assert DeadlineOptions().step_secs > CacheOptions("cache").wait_seconds

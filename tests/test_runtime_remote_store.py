@@ -400,7 +400,9 @@ def test_a_fenced_worker_is_turned_away_and_its_last_position_known(start_cluste
 def test_a_missing_rank_is_named_after_the_deadline(start_cluster):
     cluster = start_cluster(2, 2, "sync", sync_timeout=0.4)
     store = prepared(cluster.store(0))
-    with pytest.raises(TimeoutError, match=r"pull 1 waited 0 s.*Missing: worker 1 \(rank 3\)"):
+    with pytest.raises(
+        TimeoutError, match=r"waited 0.4 s.*deadlines.step_secs.*Missing: worker 1 \(rank 3\)"
+    ):
         store.pull(PullRequest({}))
 
 

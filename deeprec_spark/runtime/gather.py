@@ -12,6 +12,11 @@ from deeprec_spark.runtime.options import describe_rank
 Part = TypeVar("Part")
 Answer = TypeVar("Answer")
 
+_REMEDY = (
+    "See the log of the missing ones for what holds them up; if they only need longer, raise "
+    "cluster.deadlines.step_secs, DeadlineOptions(step_secs=…)."
+)
+
 
 class Gather(Generic[Part, Answer]):
     """Rounds in which every rank takes part; each round is combined once, in rank order.
@@ -104,8 +109,8 @@ class Gather(Generic[Part, Answer]):
                 left = end - time.monotonic()
                 if left <= 0:
                     raise TimeoutError(
-                        f"Synchronous {self._what} {self._round} was not there after {self._timeout:.0f} s. "
-                        f"Missing: {self._missing()}"
+                        f"Synchronous {self._what} {self._round} was not there after {self._timeout:g} s. "
+                        f"{_REMEDY} Missing: {self._missing()}"
                     )
                 self._condition.wait(left)
             if self._error is not None:
@@ -134,8 +139,8 @@ class Gather(Generic[Part, Answer]):
             left = self._deadline - time.monotonic()
             if left <= 0 and not self._combining:
                 self._error = TimeoutError(
-                    f"Synchronous {self._what} {sequence} waited {self._timeout:.0f} s for other workers. "
-                    f"Missing: {self._missing()}"
+                    f"Synchronous {self._what} {sequence} waited {self._timeout:g} s for other workers. "
+                    f"{_REMEDY} Missing: {self._missing()}"
                 )
                 self._condition.notify_all()
                 break

@@ -9,9 +9,15 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
-from deeprec_spark.runtime.options import Mode, Placement, check_topology, describe_rank, server_ranks
+from deeprec_spark.runtime.options import (
+    DEFAULT_STEP_SECONDS,
+    Mode,
+    Placement,
+    check_topology,
+    describe_rank,
+    server_ranks,
+)
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
-from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
 from deeprec_spark.runtime.store_messages import WireType
 from deeprec_spark.runtime.transport import TlsOptions
 
@@ -44,7 +50,7 @@ class NodeSettings:
     worker_entry: str
     tls: TlsOptions | None = None
     servers_timeout: float = 300.0
-    sync_timeout: float = DEFAULT_SYNC_TIMEOUT
+    sync_timeout: float = DEFAULT_STEP_SECONDS
     stop_grace: float = 20.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -15,7 +15,7 @@ from deeprec_spark.runtime.coordinator import Coordinator
 from deeprec_spark.runtime.errors import JobError
 from deeprec_spark.runtime.job import NodeSettings
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
-from deeprec_spark.runtime.options import Mode, Placement
+from deeprec_spark.runtime.options import DEFAULT_STEP_SECONDS, Mode, Placement
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.slots import check_slots, is_connect
 from deeprec_spark.runtime.store_messages import WireType
@@ -53,7 +53,7 @@ class LaunchOptions:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls: TlsOptions | None = None
     servers_timeout: float = 300.0
-    sync_timeout: float = 300.0
+    sync_timeout: float = DEFAULT_STEP_SECONDS
     max_message_bytes: int = MAX_MESSAGE_BYTES
     placement: Placement = "separate"
     semi_sync: SemiSyncOptions | None = None
@@ -66,7 +66,6 @@ class LaunchOptions:
         worker_entry: str,
         worker_payload: bytes = b"",
         env: Mapping[str, str] | None = None,
-        sync_timeout: float = 300.0,
         semi_sync: SemiSyncOptions | None = None,
         wire_dtype: WireType = "float32",
     ) -> LaunchOptions:
@@ -83,7 +82,7 @@ class LaunchOptions:
             env=dict(env or {}),
             tls=common.tls,
             servers_timeout=common.registration_timeout,
-            sync_timeout=sync_timeout,
+            sync_timeout=common.step_timeout,
             max_message_bytes=common.max_message_bytes,
             placement=common.placement,
             semi_sync=semi_sync,

@@ -12,6 +12,9 @@ from deeprec_spark.runtime.transport import TlsOptions
 Mode = Literal["async", "sync"]
 Placement = Literal["separate", "colocated"]
 
+DEFAULT_STEP_SECONDS = 900.0
+"""Longer than a worker may wait for a data file that another one fetches into the cache of its host (600 s)."""
+
 
 def check_topology(num_ps: int, num_workers: int, mode: str, placement: str = "separate") -> None:
     """ValueError unless these make a job."""
@@ -61,6 +64,8 @@ class DeadlineOptions:
             two seconds. A process that dies is noticed at once, whatever this is.
         rejoin_secs: in async mode, how long the job waits for Spark to start a lost worker again.
         stall_secs: how long a worker that is alive may make no progress.
+        step_secs: how long the workers of a synchronous step wait for the slowest of them. In every mode, a server's
+            answer to a pull or push may take half a minute longer than this.
         file_secs: how long a node may take to write or read its part of a checkpoint.
     """
 
@@ -68,6 +73,7 @@ class DeadlineOptions:
     heartbeat_secs: float = 30.0
     rejoin_secs: float = 120.0
     stall_secs: float = 3600.0
+    step_secs: float = DEFAULT_STEP_SECONDS
     file_secs: float = 6 * 3600.0
 
     def __post_init__(self) -> None:
@@ -86,6 +92,7 @@ class DeadlineOptions:
             "heartbeat_interval": min(2.0, self.heartbeat_secs / 4),
             "rejoin_timeout": self.rejoin_secs,
             "stall_timeout": self.stall_secs,
+            "step_timeout": self.step_secs,
             "file_timeout": self.file_secs,
         }
 
@@ -105,6 +112,7 @@ class CoordinatorOptions:
         heartbeat_interval, heartbeat_timeout: how often a node reports, and after what silence it is lost.
         rejoin_timeout: async: how long the job waits for Spark to start a lost worker again.
         stall_timeout: how long a worker may make no progress in a phase, though it is alive.
+        step_timeout: how long the workers of a synchronous step wait for each other; nodes are told it at their launch.
         max_message_bytes: larger messages are refused, by all nodes of the job.
         order_timeout: how long a node may take to answer an order that reads and writes no files.
         file_timeout: how long one may take to write or read its part of a checkpoint.
@@ -126,6 +134,7 @@ class CoordinatorOptions:
     heartbeat_timeout: float = 30.0
     rejoin_timeout: float = 120.0
     stall_timeout: float = 3600.0
+    step_timeout: float = DEFAULT_STEP_SECONDS
     order_timeout: float = 300.0
     file_timeout: float = 6 * 3600.0
     failure_grace: float = 2.0

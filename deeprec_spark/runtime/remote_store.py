@@ -26,8 +26,8 @@ from deeprec_spark.runtime.calls import retried
 from deeprec_spark.runtime.channel import LOCAL_SOCKETS, Channel
 from deeprec_spark.runtime.loopback import Caller
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES, Message, aligned_empty
+from deeprec_spark.runtime.options import DEFAULT_STEP_SECONDS
 from deeprec_spark.runtime.placement import split_dense, split_keys
-from deeprec_spark.runtime.server import DEFAULT_SYNC_TIMEOUT
 from deeprec_spark.runtime.store_messages import (
     Sender,
     WireType,
@@ -66,7 +66,7 @@ class RemoteStoreOptions:
     rank: int = 0
     incarnation: int = 1
     tls: TlsOptions | None = None
-    step_timeout: float = DEFAULT_SYNC_TIMEOUT + 30.0
+    step_timeout: float = DEFAULT_STEP_SECONDS + 30.0
     file_timeout: float = 3600.0
     retry_seconds: float = 10.0
     max_message_bytes: int = MAX_MESSAGE_BYTES

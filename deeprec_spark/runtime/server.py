@@ -17,7 +17,13 @@ from deeprec_spark.runtime.calls import Handler
 from deeprec_spark.runtime.errors import JobEndedError, StaleNodeError
 from deeprec_spark.runtime.gather import Gather
 from deeprec_spark.runtime.messages import Message
-from deeprec_spark.runtime.options import Mode, Placement, check_topology, describe_rank
+from deeprec_spark.runtime.options import (
+    DEFAULT_STEP_SECONDS,
+    Mode,
+    Placement,
+    check_topology,
+    describe_rank,
+)
 from deeprec_spark.runtime.store_messages import (
     Sender,
     decode_pull,
@@ -28,8 +34,6 @@ from deeprec_spark.runtime.store_messages import (
     wire_of,
 )
 from deeprec_spark.runtime.synchronous import merge_pulls, merge_pushes
-
-DEFAULT_SYNC_TIMEOUT = 300.0
 
 _COPIES_KEPT = 8
 """Of each worker: the last one, and those whose loss the driver may not have dealt with yet."""
@@ -42,7 +46,7 @@ class ServerOptions:
     num_ps: int
     num_workers: int
     mode: Mode = "async"
-    sync_timeout: float = DEFAULT_SYNC_TIMEOUT
+    sync_timeout: float = DEFAULT_STEP_SECONDS
     placement: Placement = "separate"
 
     def __post_init__(self) -> None:
@@ -236,7 +240,9 @@ class ParameterServer:
         """
         timeout = self._options.sync_timeout
         if not self._lock.wait_for(lambda: not copy.pushing, timeout):
-            raise TimeoutError(f"A push was still running after {timeout:.0f} s. Received: {sender}")
+            raise TimeoutError(
+                f"A push was still running after {timeout:g} s (cluster.deadlines.step_secs). Received: {sender}"
+            )
         if copy.failed is not None:
             raise copy.failed
 
