@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -228,8 +229,7 @@ class FitLoop:
             within = self._position.within
             logs = self._train_epoch() if within is None or within.logs is None else dict(within.logs)
             if self._validation is not None and (epoch + 1) % options.validation_freq == 0:
-                logs |= {f"val_{name}": value for name, value in self._validate(self._validation).items()}
-            self._display.end(logs, split_line(self.observer.running))
+                logs |= self._validate(self._validation, epoch)
             # Callbacks may save this state, so the position moves on before them.
             self._move_on()
             stop = self._host.epoch_end(epoch, logs)
@@ -269,7 +269,7 @@ class FitLoop:
         }
         if self._cluster_options.mode == "sync":
             payload["steps"] = plan.worker_steps
-        self._display.begin(f"epoch {position.epoch + 1}/{options.epochs}", dataset.num_samples)
+        self._display.begin(self._label(position.epoch), dataset.num_samples, before.samples)
         running.active = True
         self._recorder.epoch_begin()
         try:
@@ -289,6 +289,7 @@ class FitLoop:
         logs = self._metrics_of(
             [part for part in (before.metrics, *(worker.metrics for worker in workers)) if len(part)]
         )
+        self._display.end(samples, logs, split_line(self.observer.running))
         self._position = replace(
             position,
             learning_rate=self._host.learning_rate,
@@ -318,16 +319,22 @@ class FitLoop:
             self._saver.wait()
             self._cluster.cutter.stop_phase()
 
-    def _validate(self, validation: StagedData) -> dict[str, float]:
+    def _label(self, epoch: int) -> str:
+        return f"epoch {epoch + 1}/{self._options.epochs}"
+
+    def _validate(self, validation: StagedData, epoch: int) -> dict[str, float]:
+        started = time.monotonic()
         dataset = validation.dataset
         if self._options.validation_steps is not None:
             dataset = dataset.limited(self._options.validation_steps * self._options.batch_size)
         payload = {"batch_size": self._plan.worker_batch_size}
         # A lost worker's metrics are lost with it, so its rows are evaluated again.
         phase = self._plan.phase("evaluate", payload, dataset, redo_lost=True)
-        return self._metrics_of(
-            [unpack_arrays(result.blob) for result in self._cluster.run(phase, on_tick=self._tick)]
-        )
+        results = self._cluster.run(phase, on_tick=self._tick)
+        metrics = self._metrics_of([unpack_arrays(result.blob) for result in results])
+        logs = {f"val_{name}": value for name, value in metrics.items()}
+        self._display.validated(self._label(epoch), time.monotonic() - started, logs)
+        return logs
 
     def _metrics_of(self, parts: Sequence[Sequence[Any]]) -> dict[str, float]:
         return self._driver.metric_results(parts)

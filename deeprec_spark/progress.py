@@ -21,14 +21,14 @@ class ProgressDisplay:
 
     Args:
         verbose: 0 shows nothing, 1 a bar (or a log line every ten seconds where stderr is no terminal) and a
-            line for each epoch, 2 only the line.
+            line for each epoch and each validation, 2 only these lines.
         epochs: number of the last epoch, for the headings.
 
     Example:
         >>> with ProgressDisplay(verbose=0, epochs=1) as display:
         ...     display.begin("epoch 1/1", total=100)
         ...     display.update(50, {"loss": 0.7})
-        ...     display.end({"loss": 0.6})
+        ...     display.end(100, {"loss": 0.6})
     """
 
     def __init__(self, verbose: int, epochs: int) -> None:
@@ -47,7 +47,7 @@ class ProgressDisplay:
             )
         self._label = ""
         self._total = 0
-        self._samples = 0
+        self._first = self._samples = 0
         self._started = self._next_log = time.monotonic()
 
     def __enter__(self) -> ProgressDisplay:
@@ -61,13 +61,14 @@ class ProgressDisplay:
         if self._bar:
             self._bar.stop()
 
-    def begin(self, label: str, total: int) -> None:
-        """Start a phase of `total` samples."""
-        self._label, self._total, self._samples = label, total, 0
+    def begin(self, label: str, total: int, done: int = 0) -> None:
+        """Start a phase of `total` samples, of which `done` were trained before: they do not count as speed."""
+        self._label, self._total = label, total
+        self._first = self._samples = done
         self._started = time.monotonic()
         self._next_log = self._started + LOG_SECONDS
         if self._bar:
-            self._task = self._bar.add_task(label, total=total, status="")
+            self._task = self._bar.add_task(label, total=total, completed=done, status="")
 
     def update(self, samples: int, logs: Mapping[str, float], split: str = "") -> None:
         """Show that `samples` of the phase are done, its metrics so far, and where the time of its steps goes."""
@@ -84,15 +85,25 @@ class ProgressDisplay:
         if self._bar:
             self._bar.console.print(f"saved step {step}: held {pause:.3f} s, wrote for {write:.1f} s")
 
-    def end(self, logs: Mapping[str, float], split: str = "") -> None:
-        """Finish the phase with its final metrics."""
+    def end(self, samples: int, logs: Mapping[str, float], split: str = "") -> None:
+        """Finish the phase, `samples` of which are done, with its final metrics."""
+        self._samples = samples
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._total, status=self._status(logs, split))
         if self._verbose:
             seconds = time.monotonic() - self._started
             logger.info("%s: %.1f s, %s", self._label, seconds, self._status(logs, split))
 
+    def validated(self, label: str, seconds: float, logs: Mapping[str, float]) -> None:
+        """Say what validation has found and what it took, which is no time of training."""
+        if self._verbose:
+            logger.info("%s: validated in %.1f s, %s", label, seconds, _metrics(logs))
+
     def _status(self, logs: Mapping[str, float], split: str) -> str:
-        speed = self._samples / max(time.monotonic() - self._started, 1e-9)
-        parts = [f"{speed:,.0f} samples/s", *(f"{name} {value:.4f}" for name, value in logs.items())]
-        return ", ".join([*parts, split] if split else parts)
+        speed = (self._samples - self._first) / max(time.monotonic() - self._started, 1e-9)
+        parts = [f"{speed:,.0f} samples/s", _metrics(logs), split]
+        return ", ".join(part for part in parts if part)
+
+
+def _metrics(logs: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
