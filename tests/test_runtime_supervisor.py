@@ -290,9 +290,55 @@ def test_nodes_import_from_where_their_supervisor_does(monkeypatch):
 
 def test_the_allocators_defaults_give_way_to_the_users(monkeypatch):
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    assert node_environment({})["MALLOC_MMAP_THRESHOLD_"] == str(64 << 20)
+    assert node_environment({})["MALLOC_MMAP_THRESHOLD_"] == str(32 << 20)
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "7")
     assert node_environment({})["MALLOC_MMAP_THRESHOLD_"] == "7"
+
+
+def test_every_glibc_takes_the_allocators_defaults(monkeypatch):
+    """Before 2.35 it ignores an mmap threshold of more than half of a heap, which is 64 MiB at most."""
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    assert int(node_environment({})["MALLOC_MMAP_THRESHOLD_"]) <= (64 << 20) // 2
+
+
+# Two messages of a step at a time, in the main thread and in another one.
+BUFFERS = """
+import resource, threading
+def step():
+    sent, received = bytearray(16 << 20), bytearray(4 << 20)
+def faults(steps):
+    step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(steps):
+        step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+faults(20)
+thread = threading.Thread(target=faults, args=(20,))
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kept", [True, False])
+def test_nodes_keep_the_memory_of_their_messages(monkeypatch, kept):
+    """Without the mmap threshold, as where glibc refuses it, every buffer would be made of new pages."""
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+    environment = node_environment({})
+    if not kept:
+        del environment["MALLOC_MMAP_THRESHOLD_"]
+    done = subprocess.run(
+        [sys.executable, "-c", BUFFERS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    pages = (20 << 20) // os.sysconf("SC_PAGESIZE")
+    for faults in map(int, done.stdout.split()):
+        assert (faults < 2 * pages) == kept, f"{faults} page faults in 20 steps of {pages} pages"
 
 
 @pytest.mark.parametrize(
