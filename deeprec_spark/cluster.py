@@ -61,6 +61,11 @@ class ClusterOptions:
             self.semi_sync.check(self.mode, self.num_workers)
 
     @property
+    def sync_workers(self) -> int:
+        """How many workers' gradients make one step."""
+        return self.num_workers if self.mode == "sync" else 1
+
+    @property
     def drops_samples(self) -> bool:
         """Whether steps go on without the samples of late workers."""
         return self.semi_sync is not None and self.semi_sync.backup_workers > 0

@@ -381,8 +381,9 @@ class KerasEstimator(orca.estimator_base()):  # type: ignore[misc]  # its base d
         )
 
     def _check_model(self, model: keras.Model) -> None:
-        """See that the model has tables, and those of the checkpoint to go on from."""
+        """See that the model has tables, and those of the checkpoint to go on from; warn of how it clips."""
         dense_optimizer = optimizers.from_keras(model.optimizer)
+        optimizers.warn_of_clipping(model.optimizer, self._cluster_options.sync_workers)
         specs = tables.table_specs(model, self.options.sparse_optimizer or dense_optimizer)
         start = self._start()
         warm = self.options.warm_start

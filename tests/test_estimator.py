@@ -37,7 +37,7 @@ def creator(config: dict[str, Any]) -> keras.Model:
     output = keras.layers.Dense(1, activation="sigmoid", name="click")(joined)
     model = keras.Model({"user": user, "city": city, "age": age}, output)
     model.compile(
-        optimizer=keras.optimizers.Adam(config.get("learning_rate", 0.02)),
+        optimizer=keras.optimizers.Adam(config.get("learning_rate", 0.02), clipnorm=config.get("clipnorm")),
         loss="binary_crossentropy",
         metrics=[keras.metrics.AUC(name="auc")],
     )
@@ -377,14 +377,28 @@ def test_model_without_a_table_is_refused(frame: DataFrame, spark: SparkSession,
         estimator.fit(frame, feature_cols=["age"], label_cols=["click"])
 
 
+@pytest.mark.parametrize(("mode", "warned"), [("async", False), ("sync", True)])
 def test_fewer_slots_than_nodes_is_an_error_at_once(
-    frame: DataFrame, spark: SparkSession, tmp_path: Path
+    frame: DataFrame,
+    spark: SparkSession,
+    tmp_path: Path,
+    mode: Any,
+    warned: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """And what the job would do otherwise than one worker, clip, has been said before."""
     estimator = Estimator.from_keras(
-        model_creator=creator, num_ps=2, num_workers=3, model_dir=str(tmp_path), spark=spark
+        model_creator=creator,
+        config={"clipnorm": 1.0},
+        num_ps=2,
+        num_workers=3,
+        mode=mode,
+        model_dir=str(tmp_path),
+        spark=spark,
     )
     with pytest.raises(SlotsError, match=r"5.*2"):
         estimator.fit(frame, feature_cols=FEATURES, label_cols=["click"])
+    assert ("each of 3 synchronous workers" in caplog.text) == warned
 
 
 def test_a_failing_worker_shows_its_traceback(frame: DataFrame, spark: SparkSession, tmp_path: Path) -> None:

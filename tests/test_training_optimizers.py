@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from deeprec_spark.embedding import optimizers as engine
-from deeprec_spark.training.optimizers import Clipping, LearningRate, from_keras
+from deeprec_spark.training.optimizers import Clipping, LearningRate, from_keras, warn_of_clipping
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,20 @@ def test_weight_decay_for_some_variables_only() -> None:
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     with pytest.raises(ValueError, match="exclude_from_weight_decay"):
         from_keras(optimizer)
+
+
+@pytest.mark.parametrize("setting", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_clipping_by_several_synchronous_workers_is_warned_of(
+    setting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_clipping(keras.optimizers.SGD(**{setting: 0.5}), 1)
+    warn_of_clipping(keras.optimizers.SGD(), 3)
+    assert not caplog.records
+    warn_of_clipping(keras.optimizers.SGD(**{setting: 0.5}), 3)
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "of 3 synchronous workers" in record.getMessage()
+    assert record.getMessage().endswith(f"Received: {setting}=0.5")
 
 
 def test_clipping_is_on_only_where_asked_for() -> None:

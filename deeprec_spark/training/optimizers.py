@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import keras
 
 from deeprec_spark.embedding import optimizers as engine
 
+logger = logging.getLogger(__name__)
+
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 SUPPORTED = ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "RMSprop")
 
 
@@ -67,13 +71,29 @@ class Clipping:
         self._optimizer = optimizer
 
     def __bool__(self) -> bool:
-        return any(
-            getattr(self._optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")
-        )
+        return any(getattr(self._optimizer, name, None) for name in _CLIPPING)
 
     def apply(self, gradients: list[Any]) -> list[Any]:
         """Clip one gradient for each variable, exactly as Keras does."""
         return list(self._optimizer._clip_gradients(gradients))
+
+
+def warn_of_clipping(optimizer: Any, sync_workers: int) -> None:
+    """Log a warning if a Keras optimizer clips, and each step is the mean of several workers' gradients.
+
+    Each worker clips its own gradient, before the mean: this is not what one worker with the whole batch does.
+    """
+    found = {name: getattr(optimizer, name, None) for name in _CLIPPING}
+    named = ", ".join(f"{name}={value}" for name, value in found.items() if value)
+    if sync_workers > 1 and named:
+        logger.warning(
+            "The optimizer clips the gradient of each of %d synchronous workers, and a step is the mean of what is "
+            "left: not the same as one worker that clips the gradient of the whole batch. Where that matters, train "
+            "with num_workers=1, or clip what the workers have in sum: rows of tables by sparse_optimizer, with a "
+            "clipnorm or clipvalue of its own. Received: %s",
+            sync_workers,
+            named,
+        )
 
 
 class LearningRate:
