@@ -3,7 +3,9 @@
 Hosts share their cores among the tasks that run there (processor sharing). Links send one message after another.
 A worker prepares batches in a thread of its own, and takes steps: pull from all servers, compute, push to all servers;
 two of them at a time where the pull of one may run ahead of the push of the other.
-In async mode each worker goes at its own pace; in sync mode servers answer once all workers' messages are there.
+In async mode each worker goes at its own pace. In sync mode a server has all workers' messages of a step before it
+works on them, in one thread, as one task: their rows are merged, and the tables are read or updated once.
+Colocated servers are on the workers' hosts, one on each; what a worker sends to its own is no message.
 
 Servers get equal parts of the rows, so where there are many, a few are simulated and stand for all.
 """
@@ -11,16 +13,16 @@ Servers get equal parts of the rows, so where there are many, a few are simulate
 from __future__ import annotations
 
 import bisect
-import heapq
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-Action = Callable[[], None]
+from benchmarks.simulated_parts import Action, Clock, Host, Link, Together
+
 Mode = Literal["async", "sync"]
+Placement = Literal["separate", "colocated"]
 SIMULATED_SERVERS = 2
 
 
@@ -33,10 +35,11 @@ class Costs:
         compute: seconds of the model's step; split among `threads` at most.
         threads: how many cores the computing keeps busy.
         prepare: seconds of reading and making ids distinct, in a thread beside the computing.
-        client_request, client_row: seconds of a worker for each message to a server, and for each row in a step (pull
-            and push together).
+        client_request, client_row, client_step: seconds of a worker for each message to a server, for each row in a
+            step (pull and push together), and for the dense parameters and all else that a step with servers takes.
         server_request, server_row, server_step: seconds of a server for each message, for each row in a step, and for
-            the dense parameters in a step (each server has its part).
+            the dense parameters and all else in a step (each server has its part).
+        merge_row: instead of `server_row`, where a server merges the rows of several workers.
         embedded_row: seconds for each row in a step where the tables are in the worker.
         spread: how much the seconds of computing differ from step to step: uniformly, up to this share.
         wakeup: seconds from a message's arrival until somebody works on it, cores being free.
@@ -50,9 +53,11 @@ class Costs:
     prepare: float = 0.0
     client_request: float = 0.0
     client_row: float = 0.0
+    client_step: float = 0.0
     server_request: float = 0.0
     server_row: float = 0.0
     server_step: float = 0.0
+    merge_row: float = 0.0
     embedded_row: float = 0.0
     wakeup: float = 0.0
     spread: float = 0.0
@@ -66,6 +71,7 @@ class Cluster:
 
     Arguments:
         workers, servers, mode: the topology; no server means that the one worker holds the tables.
+        placement: "colocated" servers are on the hosts of the workers, one on each.
         staleness: pushes that a worker's pull may run ahead of; None is what a job has by itself: 1 in async mode with
             servers, else 0.
         parallel_steps: steps that a worker computes at the same time, if their rows are there.
@@ -83,6 +89,17 @@ class Cluster:
     one_host: bool = False
     bandwidth: float = 1.25e9
     latency: float = 1e-4
+    placement: Placement = "separate"
+
+    @property
+    def own(self) -> int:
+        """How many servers are in a worker's own process."""
+        return 1 if self.placement == "colocated" else 0
+
+    @property
+    def merging(self) -> bool:
+        """Whether servers merge the messages of several workers."""
+        return self.mode == "sync" and self.workers > 1
 
     @property
     def ahead(self) -> int:
@@ -96,8 +113,8 @@ class Cluster:
 class Prediction:
     """Samples a second, and how busy what could be the limit was: shares of one.
 
-    `bottleneck` is the busiest of "server cores", "server link", "worker cores", "worker link"; "waiting" where none is
-    busy for more than four fifths of the time.
+    `bottleneck` is the busiest of "merging" (the one core of a server that merges workers' messages), "server cores",
+    "server link", "worker cores", "worker link"; "waiting" where none is busy for more than four fifths of the time.
     """
 
     samples_per_s: float
@@ -106,133 +123,56 @@ class Prediction:
     @property
     def bottleneck(self) -> str:
         """What limits the throughput."""
-        name = max(self.busy, key=lambda key: self.busy[key])
-        return name if self.busy[name] > 0.8 else "waiting"
+        return self.busiest if self.busy[self.busiest] > 0.8 else "waiting"
+
+    @property
+    def busiest(self) -> str:
+        """What is at work for most of the time."""
+        return max(self.busy, key=lambda name: self.busy[name])
 
 
 def predict(costs: Costs, cluster: Cluster, steps: int | None = None) -> Prediction:
     """Simulate `steps` steps of each worker; the first third is not counted. None takes fewer for more workers.
 
     Raises:
-        ValueError: no worker, or no servers for several workers.
+        ValueError: no worker, no servers for several workers, or colocated servers that are not one for each worker.
     """
     if cluster.workers < 1 or cluster.servers < 0 or (cluster.servers == 0 and cluster.workers > 1):
         raise ValueError(
             "A cluster needs a worker, and servers where it has several. Received: "
             f"workers={cluster.workers}, servers={cluster.servers}"
         )
+    if cluster.own and cluster.servers != cluster.workers:
+        raise ValueError(
+            "Colocated servers are one for each worker. Received: "
+            f"workers={cluster.workers}, servers={cluster.servers}"
+        )
     return _Simulation(costs, cluster, steps or min(60, max(9, 2000 // cluster.workers))).run()
-
-
-class Clock:
-    """The queue of events."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Action]] = []
-        self._count = 0
-
-    def at(self, time: float, action: Action) -> None:
-        """Call `action` then; in order of time, then of these calls."""
-        self._count += 1
-        heapq.heappush(self._events, (time, self._count, action))
-
-    def run(self) -> None:
-        """Until nothing is left to happen."""
-        while self._events:
-            self.now, _, action = heapq.heappop(self._events)
-            action()
-
-
-class Host:
-    """Cores that are shared equally by all tasks, each of which keeps one busy at most."""
-
-    def __init__(self, clock: Clock, cores: float) -> None:
-        self._clock, self._cores = clock, cores
-        self._served = 0.0  # seconds that each task present since the beginning would have had
-        self._changed = 0.0
-        self._tasks: list[tuple[float, int, Action]] = []
-        self._count = self._version = 0
-        self.busy = 0.0  # core seconds
-
-    def work(self, seconds: float, done: Action) -> None:
-        """Start a task."""
-        self._advance()
-        self._count += 1
-        heapq.heappush(self._tasks, (self._served + seconds, self._count, done))
-        self._schedule()
-
-    def _rate(self) -> float:
-        return min(1.0, self._cores / len(self._tasks)) if self._tasks else 0.0
-
-    def _advance(self) -> None:
-        passed = self._clock.now - self._changed
-        self._served += passed * self._rate()
-        self.busy += passed * self._rate() * len(self._tasks)
-        self._changed = self._clock.now
-
-    def _schedule(self) -> None:
-        self._version += 1
-        if self._tasks:
-            version = self._version
-            left = max(0.0, self._tasks[0][0] - self._served) / self._rate()
-            self._clock.at(self._clock.now + left, lambda: self._finish(version))
-
-    def _finish(self, version: int) -> None:
-        if version != self._version:
-            return
-        self._advance()
-        _, _, done = heapq.heappop(self._tasks)
-        self._schedule()
-        done()
-
-
-class Link:
-    """One direction of a host's network: messages go one after another."""
-
-    def __init__(self, clock: Clock, bandwidth: float) -> None:
-        self._clock, self._bandwidth = clock, bandwidth
-        self._free = 0.0
-        self.busy = 0.0
-
-    def send(self, size: float, arrived: Action, latency: float) -> None:
-        """Send a message; `arrived` is called `latency` seconds after its last byte."""
-        seconds = size / self._bandwidth
-        self.busy += seconds
-        self._free = max(self._free, self._clock.now) + seconds
-        self._clock.at(self._free + latency, arrived)
-
-
-class _Together:
-    """Calls an action when `count` parts are done."""
-
-    def __init__(self, count: int, action: Action) -> None:
-        self._left, self._action = count, action
-
-    def __call__(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._action()
 
 
 class _Simulation:
     def __init__(self, costs: Costs, cluster: Cluster, steps: int) -> None:
         self.costs, self.cluster, self.steps = costs, cluster, steps
         self.clock = clock = Clock()
-        self.simulated = min(cluster.servers, SIMULATED_SERVERS)
+        alike = not cluster.one_host and not cluster.own
+        self.simulated = min(cluster.servers, SIMULATED_SERVERS) if alike else cluster.servers
         if cluster.one_host:
-            self.simulated = cluster.servers
             host = Host(clock, cluster.cores)
             self.server_hosts = [host] * self.simulated
             self.worker_hosts = [host] * cluster.workers
         else:
-            self.server_hosts = [Host(clock, cluster.cores) for _ in range(self.simulated)]
             self.worker_hosts = [Host(clock, cluster.cores) for _ in range(cluster.workers)]
+            self.server_hosts = (
+                self.worker_hosts
+                if cluster.own
+                else [Host(clock, cluster.cores) for _ in range(self.simulated)]
+            )
         self.replies = [Link(clock, cluster.bandwidth) for _ in range(self.simulated)]
         self.requests = [Link(clock, cluster.bandwidth) for _ in range(self.simulated)]
         self.uplinks = [Link(clock, cluster.bandwidth) for _ in range(cluster.workers)]
         self.downlinks = [Link(clock, cluster.bandwidth) for _ in range(cluster.workers)]
         self.waiting: dict[tuple[int, int, str], list[Action]] = {}
+        self.merged = [0.0] * self.simulated  # seconds
         self.workers = [_Worker(self, index) for index in range(cluster.workers)]
 
     def run(self) -> Prediction:
@@ -245,6 +185,7 @@ class _Simulation:
         rate = sum(worker.rate(first, last) for worker in self.workers) * self.costs.samples
         end, cores = self.clock.now, self.cluster.cores
         busy = {
+            "merging": max(self.merged, default=0.0) / end,
             "worker cores": max(host.busy for host in self.worker_hosts) / end / cores,
             "worker link": max(link.busy for link in [*self.uplinks, *self.downlinks]) / end,
             "server cores": max((host.busy for host in self.server_hosts), default=0.0) / end / cores,
@@ -256,12 +197,14 @@ class _Simulation:
 
     def exchange(self, worker: int, step: int, kind: str, done: Action) -> None:
         """Rows and dense parameters of a step to all servers (`push`) or from them (`pull`), half of the costs each."""
-        costs, servers = self.costs, self.cluster.servers
+        costs, servers, own = self.costs, self.cluster.servers, self.cluster.own
         host = self.worker_hosts[worker]
         if not servers:
             host.work(costs.rows * costs.embedded_row / 2, done)
             return
-        client = servers * costs.client_request + costs.rows * costs.client_row / 2
+        messages = servers - own
+        sent = costs.rows * messages / servers  # rows that leave this process
+        client = messages * costs.client_request + (sent * costs.client_row + costs.client_step) / 2
         size = (costs.rows * costs.row_bytes + costs.dense_bytes) / servers
         keys = costs.rows * 8 / servers
         up, down = (keys, size) if kind == "pull" else (keys + size, 0.0)
@@ -271,7 +214,7 @@ class _Simulation:
             host.work(client / 2, done)
 
         def send() -> None:
-            together = _Together(self.simulated, received)
+            together = Together(self.simulated, received)
             for server in range(self.simulated):
                 self._request(worker, server, (step, kind), (up, down), part, together)
 
@@ -288,9 +231,13 @@ class _Simulation:
     ) -> None:
         up, down = sizes
         costs, latency = self.costs, self.cluster.latency
+        near = bool(self.cluster.own) and server == worker
 
         def reply() -> None:
             # Through the server's link, and then, with those of the other servers, through the worker's.
+            if near:
+                answered()
+                return
             self._through(
                 self.replies[server],
                 down,
@@ -298,13 +245,17 @@ class _Simulation:
                 latency=latency,
             )
 
-        def serve() -> None:
-            shared = (costs.rows * costs.server_row + costs.server_step) / self.cluster.servers / 2
-            self.server_hosts[server].work(costs.server_request + shared, reply)
-
         def arrive() -> None:
-            self._gather(server, what, serve)
+            if self.cluster.merging:
+                self._gather(server, what, reply)
+                return
+            shared = (costs.rows * costs.server_row + costs.server_step) / self.cluster.servers / 2
+            request = 0.0 if near else costs.server_request
+            self.server_hosts[server].work(request + shared, reply)
 
+        if near:
+            arrive()
+            return
         self._through(
             self.uplinks[worker],
             up * part,
@@ -320,16 +271,23 @@ class _Simulation:
         else:
             link.send(size, arrived, latency + pause)
 
-    def _gather(self, server: int, what: tuple[int, str], serve: Action) -> None:
-        """Async: at once. Sync: once all workers' messages of this step are there."""
-        if self.cluster.mode == "async":
-            serve()
-            return
+    def _gather(self, server: int, what: tuple[int, str], reply: Action) -> None:
+        """Once all workers' messages of this step are there: one task for all of them, then the replies."""
+        costs, workers = self.costs, self.cluster.workers
         waiting = self.waiting.setdefault((server, *what), [])
-        waiting.append(serve)
-        if len(waiting) == self.cluster.workers:
-            for action in self.waiting.pop((server, *what)):
+        waiting.append(reply)
+        if len(waiting) < workers:
+            return
+        replies = self.waiting.pop((server, *what))
+        shared = (costs.rows * costs.merge_row + costs.server_step) / self.cluster.servers / 2
+        seconds = workers * shared + (workers - self.cluster.own) * costs.server_request
+        self.merged[server] += seconds
+
+        def merged() -> None:
+            for action in replies:
                 action()
+
+        self.server_hosts[server].work(seconds, merged)
 
 
 class _Worker:
@@ -381,18 +339,23 @@ class _Worker:
             step = self._begun
             self._begun += 1
             threads = max(1, math.ceil(simulation.costs.threads))
-            together = _Together(threads, partial(self._on_computed, step))
+            together = Together(threads, partial(self._on_computed, step))
             spread = simulation.costs.spread
             seconds = simulation.costs.compute * (1 + self._random.uniform(-spread, spread))
             for share in _shares(seconds, simulation.costs.threads):
                 host.work(share, together)
 
     def _exchange(self) -> None:
-        """The next pull, if it may run ahead of the pushes that are missing; else the next push."""
+        """The next pull, if it may run ahead of the pushes that are missing; else the next push.
+
+        Their order is fixed, as in `StepPipeline`: a pull whose batch is not there yet is waited for.
+        """
         simulation = self._simulation
         step = self._pulls
         ahead = step - self._pushed  # steps whose push this pull would run ahead of
-        if step < self._prepared and ahead <= simulation.cluster.ahead:
+        if step < simulation.steps and ahead <= simulation.cluster.ahead:
+            if step >= self._prepared:
+                return
             self._exchanging = True
             self._pulls += 1
             simulation.exchange(self._index, step, "pull", lambda: self._on_pulled(step))

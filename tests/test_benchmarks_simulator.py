@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulator import Clock, Cluster, Costs, Host, Link, predict
+from benchmarks.simulated_parts import Clock, Host, Link
+from benchmarks.simulator import Cluster, Costs, predict
 
 pytestmark = pytest.mark.timeout(240)
 PLAIN = Costs(samples=100, rows=1000, compute=0.02, threads=1, row_bytes=0)
@@ -28,6 +29,7 @@ costs = st.builds(
     server_request=st.floats(0, 1e-3),
     server_row=st.floats(0, 1e-6),
     server_step=st.floats(0, 1e-3),
+    merge_row=st.floats(0, 1e-6),
     dense_bytes=st.floats(0, 1e6),
 )
 clusters = st.builds(
@@ -70,6 +72,13 @@ def test_a_worker_alone_takes_the_time_of_its_step() -> None:
     assert predict(PLAIN, replace(far, mode="sync")).samples_per_s == pytest.approx(100 / 0.024)
 
 
+def test_pulls_and_pushes_keep_their_order_where_batches_are_late() -> None:
+    # Servers that wait for all workers would wait for ever if one pulled where another pushes.
+    late = replace(PLAIN, compute=0.008, prepare=0.006)
+    found = predict(late, Cluster(workers=2, mode="sync", staleness=1, latency=0, bandwidth=1e7))
+    assert 0 < found.samples_per_s <= 2 * 100 / 0.006 * 1.01
+
+
 def test_two_steps_compute_at_the_same_time_where_there_are_cores_and_rows_for_both() -> None:
     # Each has 4 ms of messages between its computing and that of the step after the next.
     two = Cluster(latency=1e-3, bandwidth=1e15, parallel_steps=2, staleness=1)
@@ -92,6 +101,40 @@ def test_a_server_that_is_busy_all_the_time_is_the_limit() -> None:
     )
 
 
+def test_a_synchronous_server_merges_all_messages_of_a_step_on_one_core() -> None:
+    # 5 ms for each worker's message and 10 ms for its rows, twice a step, whatever the same rows cost alone.
+    heavy = replace(PLAIN, server_request=5e-3, merge_row=2e-5, server_row=1.0)
+    cluster = Cluster(workers=4, mode="sync", cores=8, latency=0, bandwidth=1e15)
+    found = predict(heavy, cluster)
+    assert found.samples_per_s == pytest.approx(4 * 100 / (0.02 + 2 * 4 * 0.015))
+    assert found.busy["merging"] == pytest.approx(0.12 / 0.14, rel=0.01)
+    assert found.bottleneck == "merging"
+    # Twice the servers have half the rows each, and as many messages.
+    halved = predict(heavy, replace(cluster, servers=2))
+    assert halved.samples_per_s == pytest.approx(4 * 100 / (0.02 + 2 * 4 * 0.010))
+    # The messages of one worker are not merged.
+    alone = replace(heavy, server_row=2e-6)
+    assert predict(alone, replace(cluster, workers=1)).samples_per_s == pytest.approx(100 / (0.02 + 0.012))
+
+
+def test_what_a_worker_sends_to_the_server_in_its_process_is_no_message() -> None:
+    far = replace(PLAIN, client_request=1e-3, server_request=1e-3, wakeup=1e-3)
+    one = Cluster(placement="colocated", latency=1e-3, bandwidth=1e15, staleness=0)
+    assert predict(far, one).samples_per_s == pytest.approx(100 / 0.02)
+    # Two nodes: each sends one message and answers one, both twice a step, and each arrives 2 ms later.
+    two = predict(far, replace(one, workers=2, servers=2, mode="sync"))
+    assert two.samples_per_s == pytest.approx(2 * 100 / (0.02 + 2 * (0.001 + 0.001 + 0.003)))
+
+
+def test_colocated_servers_share_the_cores_of_their_workers() -> None:
+    heavy = replace(PLAIN, server_row=4e-5)
+    cluster = Cluster(workers=2, servers=2, cores=1, latency=0, bandwidth=1e15)
+    apart = predict(heavy, cluster).samples_per_s
+    together = predict(heavy, replace(cluster, placement="colocated")).samples_per_s
+    assert together == pytest.approx(2 * 100 / 0.06, rel=0.05)
+    assert apart == pytest.approx(2 * 100 / 0.04, rel=0.05)
+
+
 def test_a_link_that_is_full_all_the_time_is_the_limit() -> None:
     wide = replace(PLAIN, dense_bytes=1e6)
     found = predict(wide, Cluster(workers=16, bandwidth=1e8, latency=0))
@@ -110,6 +153,8 @@ def test_a_cluster_without_workers_is_refused() -> None:
         predict(PLAIN, Cluster(workers=0))
     with pytest.raises(ValueError, match="servers=0"):
         predict(PLAIN, Cluster(workers=2, servers=0))
+    with pytest.raises(ValueError, match="workers=2, servers=3"):
+        predict(PLAIN, Cluster(workers=2, servers=3, placement="colocated"))
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -141,6 +186,7 @@ def test_no_cluster_beats_its_parts(found: Costs, cluster: Cluster) -> None:
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(costs, clusters)
 def test_workers_that_wait_for_each_other_are_not_faster(found: Costs, cluster: Cluster) -> None:
+    found = replace(found, merge_row=found.server_row)
     rates = {
         mode: predict(found, replace(cluster, mode=mode), 20).samples_per_s  # type: ignore[arg-type]
         for mode in ("async", "sync")
