@@ -3,10 +3,11 @@
     python -m benchmarks.scale
     python -m benchmarks.scale --quick --bandwidth 25 --latency 50
 
-Runs real node processes in every configuration that fits here, takes the costs of requests, rows and steps from a few
-of them, and predicts all: the differences are the simulator's error. Then it predicts clusters of one host for each
-node, from 1 to 1,000 workers and 1 to 128 servers, and measures a coordinator with up to 200 nodes. The last line
-printed is `RESULT {json}`; a page and plots go to docs/benchmarks/.
+Measures what requests and rows cost a server and its client, runs real node processes in every configuration that fits
+here, takes the costs of steps from a few of them, and predicts all: the differences are the simulator's error. Then it
+predicts clusters of one host for each node, from 1 to 1,000 workers and 1 to 128 servers, and measures a coordinator
+with up to 200 nodes. The last line printed is `RESULT {json}`; a page and plots go to docs/benchmarks/. The exit status
+is 1 where the simulator is off by more than a fifth.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from benchmarks import node_load, scale_report
+from benchmarks import node_load, request_costs, scale_report
 from benchmarks.contestants import Peer
 from benchmarks.peer_process import end_on_sigterm, say
 from benchmarks.scale_costs import CALIBRATION, CHECKS, Configuration, Observation, costs_of
@@ -51,13 +53,16 @@ def main() -> None:
     with tempfile.NamedTemporaryFile("w", prefix="benchmark-", suffix=".log", delete=False) as log:
         observations = _observations(arguments, log)
         batch = max(one.configuration.batch for one in observations)
-        costs = costs_of(observations)
+        requests = _requests(arguments)
+        costs = costs_of(observations, requests["unix"])
+        remote = replace(costs[batch], **asdict(requests["tcp"]))
         checks = [_check(one, costs[one.configuration.batch]) for one in observations]
-        grid = _grid(costs[batch], arguments)
+        grid = _grid(remote, arguments)
         counts = () if arguments.no_nodes else NODES[:1] if arguments.quick else NODES
         loads = node_load.measure(counts, log)
     report = scale_report.Report(
         costs=costs,
+        remote=remote,
         checks=checks,
         grid=grid,
         loads=loads,
@@ -66,29 +71,50 @@ def main() -> None:
         latency_us=arguments.latency,
         cores=arguments.cores,
     )
-    say(report.text())
-    if not arguments.no_docs:
-        report.write()
-    say("RESULT " + json.dumps(report.result()))
+    sys.exit(report.conclude(docs=not arguments.no_docs))
+
+
+def _kept(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the file has: `observations`, and `requests` by way."""
+    path: Path | None = arguments.observations
+    if path is None or not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _keep(arguments: argparse.Namespace, name: str, values: Any) -> None:
+    if arguments.observations is not None:
+        kept = {**_kept(arguments), name: values}
+        arguments.observations.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def _requests(arguments: argparse.Namespace) -> dict[str, request_costs.RequestCosts]:
+    """What requests cost over a Unix socket and over TCP."""
+    if known := _kept(arguments).get("requests"):
+        return request_costs.from_dict(known)
+    found = request_costs.measure()
+    _keep(arguments, "requests", {way: asdict(costs) for way, costs in found.items()})
+    for way, costs in found.items():
+        say(
+            f"  a request over {way}: {1e6 * costs.client_request:.0f} µs of its client, "
+            f"{1e6 * costs.server_request:.0f} of its server; "
+            f"a row {1e9 * costs.client_row:.0f} and {1e9 * costs.server_row:.0f} ns"
+        )
+    return found
 
 
 def _observations(arguments: argparse.Namespace, log: IO[str]) -> list[Observation]:
     """What was seen in all configurations; those that the file has are not run again."""
-    path: Path | None = arguments.observations
-    wanted = CALIBRATION if arguments.quick else [*CALIBRATION, *CHECKS]
-    if arguments.observed:
-        wanted = []
-    seen: list[Observation] = []
-    if path is not None and path.exists():
-        seen = [Observation.from_dict(one) for one in json.loads(path.read_text())]
+    wanted = [] if arguments.observed else CALIBRATION if arguments.quick else [*CALIBRATION, *CHECKS]
+    seen = [Observation.from_dict(one) for one in _kept(arguments).get("observations", [])]
     known = {one.configuration for one in seen}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         for configuration in wanted:
             if configuration in known:
                 continue
             seen.append(_observe(configuration, Path(folder), log))
-            if path is not None:
-                path.write_text(json.dumps([asdict(one) for one in seen], indent=1) + "\n")
+            _keep(arguments, "observations", [asdict(one) for one in seen])
     return seen
 
 
@@ -106,6 +132,7 @@ def _observe(configuration: Configuration, folder: Path, log: IO[str]) -> Observ
                 "servers": configuration.servers,
                 "workers": configuration.workers,
                 "mode": configuration.mode,
+                "placement": configuration.placement,
                 "staleness": configuration.staleness,
             },
         ),

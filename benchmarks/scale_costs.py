@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from benchmarks.peers.protocol import BOTTOM, TOP
-from benchmarks.simulator import Cluster, Costs, Mode, predict
+from benchmarks.request_costs import RequestCosts
+from benchmarks.simulator import Cluster, Costs, Mode, Placement, predict
 
 DENSE, FIELDS, DIM = 13, 26, 16
 SPREAD = 0.1  # of the seconds of a step's computing; seen between the steps of a worker alone
@@ -19,18 +20,25 @@ LOOSEST_WAKEUP = 0.02
 
 @dataclass(frozen=True)
 class Configuration:
-    """What was run: a topology, a batch for each worker, and `max_staleness`, if not the project's choice."""
+    """What was run: a topology, a batch for each worker, and `max_staleness`, if not the project's choice.
+
+    With colocated placement each worker has a server in its process, and `servers` is 0.
+    """
 
     servers: int
     workers: int
     batch: int = LARGE
     mode: Mode = "async"
     staleness: int | None = None
+    placement: Placement = "separate"
 
     @property
     def name(self) -> str:
         """`2+2 sync`."""
-        nodes = "embedded" if self.servers == 0 else f"{self.servers}+{self.workers}"
+        if self.placement == "colocated":
+            nodes = f"{self.workers} colocated"
+        else:
+            nodes = "embedded" if self.servers == 0 else f"{self.servers}+{self.workers}"
         ahead = "" if self.staleness is None else f", {self.staleness} ahead"
         return (nodes if self.mode == "async" else f"{nodes} {self.mode}") + ahead
 
@@ -55,7 +63,16 @@ class Observation:
         """What was run, for the simulator: all nodes on this host, with the cores that others left."""
         one = self.configuration
         cores = max(0.5, (os.cpu_count() or 1) - self.others)
-        return Cluster(one.workers, one.servers, one.mode, one.staleness, cores=cores, one_host=True)
+        servers = one.workers if one.placement == "colocated" else one.servers
+        return Cluster(
+            one.workers,
+            servers,
+            one.mode,
+            one.staleness,
+            cores=cores,
+            one_host=True,
+            placement=one.placement,
+        )
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Observation:
@@ -63,71 +80,63 @@ class Observation:
         return cls(**{**fields, "configuration": Configuration(**fields["configuration"])})
 
 
-# What costs are taken from, one step at a time, as without servers: what one step costs another is no message's cost.
-# Their processor times are; their throughput is not, but for that of 1+1 at the small batch.
+# What costs are taken from, 1+1 one step at a time, as without servers: what one step costs another is no message's
+# cost. Their processor times are; their throughput is not, but for that of 1+1 at the small batch.
 CALIBRATION = [
     Configuration(0, 1),
     Configuration(0, 1, SMALL),
     Configuration(1, 1, staleness=0),
     Configuration(1, 1, SMALL, staleness=0),
-    Configuration(2, 1, staleness=0),
+    Configuration(1, 2, mode="sync"),
+    Configuration(1, 2, SMALL, mode="sync"),
 ]
 CHECKS = [
     Configuration(1, 1),
     Configuration(1, 1, SMALL),
     Configuration(2, 1),
-    Configuration(2, 2),
     Configuration(1, 2),
-    Configuration(2, 2, mode="sync"),
-    Configuration(2, 2, SMALL),
-    Configuration(1, 2, mode="sync"),
     Configuration(1, 2, SMALL),
+    Configuration(2, 2),
+    Configuration(2, 2, SMALL),
+    Configuration(2, 2, mode="sync"),
+    Configuration(2, 2, SMALL, mode="sync"),
+    Configuration(0, 2, mode="sync", placement="colocated"),
+    Configuration(0, 2, SMALL, mode="sync", placement="colocated"),
 ]
 
 
-def costs_of(observations: Sequence[Observation]) -> dict[int, Costs]:
-    """The costs at each batch size.
+def costs_of(observations: Sequence[Observation], requests: RequestCosts) -> dict[int, Costs]:
+    """The costs at each batch size, on one host.
 
-    The embedded run says what computing takes and how many cores it keeps busy. What a worker with one server uses
-    beyond that is for messages; two batch sizes tell those for rows from the rest, and a second server those for a
-    message from those for a step. How long a message waits for somebody to work on it follows from the throughput of
-    1+1 at the small batch.
+    `requests` says what messages and rows cost. Of the processor time that was observed, the embedded run says what
+    computing takes and how many cores it keeps busy; what 1+1 uses beyond computing, messages and rows is for the dense
+    parameters and all else in a step with servers; what the server of 1+2 sync uses beyond messages and that is for
+    merging rows. How long a message waits for somebody to work on it follows from the throughput of 1+1 at the small
+    batch.
 
     Raises:
         KeyError: a configuration of CALIBRATION is missing.
     """
     seen = {one.configuration: one for one in observations}
-    embedded = {batch: seen[Configuration(0, 1, batch)] for batch in (SMALL, LARGE)}
-    one = {batch: seen[Configuration(1, 1, batch, staleness=0)] for batch in (SMALL, LARGE)}
-    two = seen[Configuration(2, 1, staleness=0)]
-    steps = {batch: _computing(embedded[batch]) for batch in (SMALL, LARGE)}
-    client = {
-        batch: max(0.0, one[batch].worker_seconds - steps[batch].compute - steps[batch].prepare)
-        for batch in (SMALL, LARGE)
-    }
-    rows = {batch: one[batch].rows for batch in (SMALL, LARGE)}
-    client_row = _slope(client, rows)
-    server_row = _slope({batch: one[batch].server_seconds for batch in (SMALL, LARGE)}, rows)
-    # One server means two messages in a step, a second one two more: least squares of both runs.
-    beside = steps[LARGE].compute + steps[LARGE].prepare + client_row * rows[LARGE]
-    messages = [(2, one[LARGE].worker_seconds - beside), (4, two.worker_seconds - beside)]
-    client_request = max(0.0, sum(count * used for count, used in messages)) / sum(
-        count * count for count, _ in messages
-    )
-    server_request = max(0.0, two.server_seconds - one[LARGE].server_seconds) / 2
-    fixed = one[LARGE].server_seconds - server_row * rows[LARGE]
-    shared: dict[str, Any] = {
-        "client_request": client_request,
-        "client_row": client_row,
-        "server_request": min(server_request, fixed / 2),
-        "server_row": server_row,
-        "server_step": max(0.0, fixed - 2 * min(server_request, fixed / 2)),
-        "row_bytes": 4.0 * DIM,
-        "dense_bytes": 4.0 * dense_floats(),
-        "spread": SPREAD,
-    }
-    costs = {batch: replace(steps[batch], **shared) for batch in (SMALL, LARGE)}
-    wakeup = _wakeup(costs[SMALL], one[SMALL])
+    costs: dict[int, Costs] = {}
+    for batch in (SMALL, LARGE):
+        steps = _computing(seen[Configuration(0, 1, batch)])
+        one = seen[Configuration(1, 1, batch, staleness=0)]
+        merged = seen[Configuration(1, 2, batch, mode="sync")]
+        beside = steps.compute + steps.prepare + 2 * requests.client_request
+        served = 2 * requests.server_request
+        server_step = max(0.0, one.server_seconds - served - one.rows * requests.server_row)
+        costs[batch] = replace(
+            steps,
+            **asdict(requests),
+            client_step=max(0.0, one.worker_seconds - beside - one.rows * requests.client_row),
+            server_step=server_step,
+            merge_row=max(0.0, merged.server_seconds - served - server_step) / merged.rows,
+            row_bytes=4.0 * DIM,
+            dense_bytes=4.0 * dense_floats(),
+            spread=SPREAD,
+        )
+    wakeup = _wakeup(costs[SMALL], seen[Configuration(1, 1, SMALL, staleness=0)])
     return {batch: replace(found, wakeup=wakeup) for batch, found in costs.items()}
 
 
@@ -154,12 +163,6 @@ def _computing(embedded: Observation) -> Costs:
         prepare=prepare,
         embedded_row=tables / embedded.rows,
     )
-
-
-def _slope(seconds: Mapping[int, float], rows: Mapping[int, float]) -> float:
-    """Seconds for each row, from two batch sizes."""
-    found = (seconds[LARGE] - seconds[SMALL]) / (rows[LARGE] - rows[SMALL])
-    return min(max(found, 0.0), seconds[LARGE] / rows[LARGE])
 
 
 def _wakeup(costs: Costs, seen: Observation) -> float:

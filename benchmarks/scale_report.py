@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks import scale_leases
 from benchmarks.node_load import NodeLoad
-from benchmarks.peer_process import ROOT
+from benchmarks.peer_process import ROOT, say
+from benchmarks.plots import line_chart, table
 from benchmarks.simulator import Costs, Prediction
 from benchmarks.training_report import processor
 
 FOLDER = ROOT / "docs" / "benchmarks"
 EFFICIENT = 0.5
-COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+WORST_ERROR = 0.2
+NO_WAKEUP = 1e-6  # seconds; less was not found but is where the search ends
+KEY_BYTES = 8
+HELD_WORKERS = (8, 64, 256, 1000)
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,10 @@ class Limit:
 
 @dataclass(frozen=True)
 class Report:
-    """All that one run has found."""
+    """All that one run has found. `costs` are those of one host, by batch; `remote` those of hosts apart."""
 
     costs: Mapping[int, Costs]
+    remote: Costs
     checks: Sequence[Check]
     grid: Mapping[tuple[str, int, int], Prediction]
     loads: Sequence[NodeLoad]
@@ -64,20 +70,43 @@ class Report:
         modes = list(dict.fromkeys(mode for mode, _, _ in self.grid))
         return [self._limit(mode, servers) for mode in modes for servers in self._servers()]
 
+    @property
+    def worst_error(self) -> float:
+        """Of all checks; never negative."""
+        return max(abs(check.error) for check in self.checks)
+
+    def conclude(self, *, docs: bool) -> int:
+        """Print everything, the result line last, and write the page if `docs`; the status to exit with.
+
+        It is 1 where the simulator is off by more than WORST_ERROR, which is said then.
+        """
+        say(self.text())
+        if docs:
+            self.write()
+        off = [check for check in self.checks if abs(check.error) > WORST_ERROR]
+        for check in off:
+            say(
+                f"The simulator is off by {100 * check.error:+.0f} % for {check.name} at batch {check.batch}, more "
+                f"than {100 * WORST_ERROR:.0f} %: its predictions are not to be relied upon. Received: "
+                f"{check.seen:,.0f} samples/s seen, {check.predicted:,.0f} predicted, others used "
+                f"{check.others:.2f} cores"
+            )
+        say("RESULT " + json.dumps(self.result()))
+        return 1 if off else 0
+
     def result(self) -> dict[str, Any]:
         """The content of the result line."""
         best = max(self.grid.items(), key=lambda item: item[1].samples_per_s)
-        errors = [abs(check.error) for check in self.checks]
         return {
             "benchmark": "scale",
             "batch": self.batch,
-            "worst_error": round(max(errors), 3),
+            "worst_error": round(self.worst_error, 3),
             "errors": {f"{check.name} {check.batch}": round(check.error, 3) for check in self.checks},
             "best": {"mode": best[0][0], "workers": best[0][1], "servers": best[0][2]},
             "best_samples_per_s": round(best[1].samples_per_s),
             "limits": [asdict(limit) for limit in self.limits()],
             "nodes": [asdict(load) for load in self.loads],
-            "costs": asdict(self.costs[self.batch]),
+            "costs": asdict(self.remote),
             "bandwidth_gbit": self.bandwidth_gbit,
             "latency_us": self.latency_us,
             "cores": self.cores,
@@ -90,11 +119,23 @@ class Report:
             self._checks(),
             "## Costs that were measured",
             self._costs(),
+            self._waits(),
         ]
         for mode in dict.fromkeys(mode for mode, _, _ in self.grid):
             parts += [f"## Predicted, {mode}: samples a second", f"![](scale-{mode}.svg)", self._grid(mode)]
         parts += ["## Where it stops scaling", self._limits()]
+        if "sync" in {mode for mode, _, _ in self.grid}:
+            parts += ["## What a server holds in a synchronous step, MiB", self._held()]
         if self.loads:
+            most = max(self.loads, key=lambda load: load.nodes)
+            rates = {
+                many: max(self.grid["async", many, few].samples_per_s for few in self._servers())
+                for many in self._workers()
+            }
+            parts += [
+                "## Where the coordinator would be the limit",
+                scale_leases.text(rates, self.batch, most),
+            ]
             parts += ["## What nodes cost the driver", "![](scale-nodes.svg)", self._loads()]
         return "\n\n".join(parts)
 
@@ -144,6 +185,8 @@ class Report:
             return Limit(mode, servers, last, rates[last], "not within what was simulated")
         found = self.grid[mode, beyond[0], servers]
         reasons = {
+            "merging": "a server merges the workers' messages on one core, which is busy: more servers share rows, but "
+            "not what a message costs; or larger steps",
             "server cores": "the servers' cores are busy: more cores for each, or larger steps; more servers "
             "share rows, but not what a message costs",
             "server link": "the servers' network is full: more servers, or less to send",
@@ -151,7 +194,10 @@ class Report:
             "worker link": "a worker's network is full",
             "waiting": "workers and servers take turns, each idle while the other works",
         }
-        return Limit(mode, servers, last, rates[last], reasons[found.bottleneck])
+        reason = reasons[found.bottleneck]
+        if found.bottleneck == "waiting":
+            reason += f"; busiest: {found.busiest}, {100 * found.busy[found.busiest]:.0f} % of the time"
+        return Limit(mode, servers, last, rates[last], reason)
 
     def _checks(self) -> str:
         rows = [
@@ -175,15 +221,35 @@ class Report:
             "cores others used",
             "costs come from it",
         ]
-        return _table(header, rows)
+        return table(header, rows)
 
     def _costs(self) -> str:
-        names = [name for name in asdict(self.costs[self.batch]) if name not in ("samples", "spread")]
+        names = [name for name in asdict(self.remote) if name not in ("samples", "spread")]
+        columns = {f"batch {batch:,}": self.costs[batch] for batch in sorted(self.costs)}
+        columns[f"batch {self.batch:,}, hosts apart"] = self.remote
+        rows = [[name, *(_number(getattr(costs, name)) for costs in columns.values())] for name in names]
+        return table(["cost", *columns], rows)
+
+    def _waits(self) -> str:
+        wakeup = self.remote.wakeup
+        if wakeup < NO_WAKEUP:
+            return (
+                "No wait of messages was found: 1+1 is as fast as the processor time of its messages allows, so that "
+                "`wakeup` is 0, and predictions have no other wait than the network's."
+            )
+        return f"A message waits for {1e6 * wakeup:.0f} µs until somebody works on it, beside the network's latency."
+
+    def _held(self) -> str:
+        some = [workers for workers in self._workers() if workers in HELD_WORKERS]
         rows = [
-            [name, *(_number(getattr(self.costs[batch], name)) for batch in sorted(self.costs))]
-            for name in names
+            [f"{workers:,}", *(f"{held_mib(self.remote, workers, few):,.0f}" for few in self._servers())]
+            for workers in some
         ]
-        return _table(["cost", *(f"batch {batch:,}" for batch in sorted(self.costs))], rows)
+        about = (
+            "A server has the pushes of all workers before it merges them: keys, gradients, and its part of the dense "
+            "gradients, from each. The sum of them comes on top, at most as much again; tables are not counted."
+        )
+        return about + "\n\n" + table(["workers", *(f"{few} servers" for few in self._servers())], rows)
 
     def _grid(self, mode: str) -> str:
         rows = [
@@ -193,7 +259,7 @@ class Report:
             ]
             for workers in self._workers()
         ]
-        return _table(["workers", *(f"{servers} servers" for servers in self._servers())], rows)
+        return table(["workers", *(f"{servers} servers" for servers in self._servers())], rows)
 
     def _limits(self) -> str:
         rows = [
@@ -213,7 +279,7 @@ class Report:
             "samples/s",
             "why not more",
         ]
-        return _table(header, rows)
+        return table(header, rows)
 
     def _loads(self) -> str:
         rows = [
@@ -225,6 +291,7 @@ class Report:
                 f"{100 * load.driver_idle:.1f} %",
                 f"{load.leases_per_s:,.0f}",
                 f"{load.client_mib:.1f}",
+                *(f"{load.client_mib + mib:.1f}" for mib in load.store_mib.values()),
             ]
             for load in self.loads
         ]
@@ -236,51 +303,14 @@ class Report:
             "a core, for heartbeats",
             "leases/s",
             "a node's client, MiB",
+            *(f"with {servers} servers" for servers in self.loads[0].store_mib),
         ]
-        return _table(header, rows)
+        return table(header, rows)
 
 
-def line_chart(lines: Mapping[str, Sequence[tuple[float, float]]], title: str) -> str:
-    """An SVG of lines over two logarithmic axes; points are (x, y), all above 0."""
-    width, height, left, top = 640, 400, 70, 40
-    points = [point for line in lines.values() for point in line]
-    low_x, high_x = (pick(x for x, _ in points) for pick in (min, max))
-    low_y, high_y = (pick(y for _, y in points) for pick in (min, max))
-
-    def place(value: float, low: float, high: float, length: float) -> float:
-        return length * math.log(value / low) / max(math.log(high / low), 1e-9)
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return left + place(x, low_x, high_x, width), top + height - place(y, low_y, high_y, height)
-
-    parts = []
-    for number, (name, line) in enumerate(lines.items()):
-        color = COLORS[number % len(COLORS)]
-        path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in line)
-        _, end = at(*line[-1])
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
-        parts.append(f'<text x="{left + width + 8}" y="{end + 4:.0f}" fill="{color}">{name}</text>')
-    parts += [
-        f'<text x="{at(x, low_y)[0]:.0f}" y="{top + height + 18}" text-anchor="middle">{x:,.0f}</text>'
-        for x in sorted({x for x, _ in points})
-    ]
-    for exponent in range(math.floor(math.log10(low_y)), math.ceil(math.log10(high_y)) + 1):
-        if low_y <= 10**exponent <= high_y:
-            y = at(low_x, 10**exponent)[1]
-            parts.append(f'<text x="{left - 8}" y="{y + 4:.0f}" text-anchor="end">{10**exponent:,}</text>')
-            parts.append(
-                f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e0e0e0"/>'
-            )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 130}" height="{top + height + 30}" '
-        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-        f'<text x="{left}" y="22" font-weight="bold">{title}</text>{"".join(parts)}</svg>\n'
-    )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def held_mib(costs: Costs, workers: int, servers: int) -> float:
+    """What the pushes of a synchronous step take in a server."""
+    return workers * (costs.rows * (costs.row_bytes + KEY_BYTES) + costs.dense_bytes) / servers / 2**20
 
 
 def _number(value: float) -> str:

@@ -82,8 +82,17 @@ class Process:
             self._process.join(20)
 
 
-def serve(pipe: Pipe, way: str, cores: set[int]) -> None:
-    """A server's process: tells its address, then its CPU seconds whenever asked."""
+@dataclass(frozen=True)
+class Done:
+    """What a client got done in a time, and the processor seconds that this took of its own."""
+
+    requests: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+
+
+def serve(pipe: Pipe, way: str, cores: set[int], clients: int = 64) -> None:
+    """A server's process for clients of ranks 1 to `clients`: its address, then its CPU seconds whenever asked."""
     os.sched_setaffinity(0, cores)
     import deeprec_spark.embedding._core as core
     from deeprec_spark.embedding.local_store import LocalStore
@@ -92,7 +101,7 @@ def serve(pipe: Pipe, way: str, cores: set[int]) -> None:
     from deeprec_spark.runtime.transport import MessageServer
 
     core.set_num_threads(len(cores))
-    service = ParameterServer(LocalStore(), ServerOptions(1, 64))
+    service = ParameterServer(LocalStore(), ServerOptions(1, clients))
     kind = MessageServer if way == "flight" else ChannelServer
     server = kind(service.handlers(), host="127.0.0.1", token=TOKEN)
     pipe.send(server.address)
@@ -105,7 +114,7 @@ def serve(pipe: Pipe, way: str, cores: set[int]) -> None:
 
 
 def drive(pipe: Pipe, way: str, address: str, number: int, cores: set[int]) -> None:
-    """A client's process: for each load that it is sent, the requests and rows that it got done in a time."""
+    """A client's process: for each load that it is sent, what it got done in a time."""
     os.sched_setaffinity(0, cores)
     from deeprec_spark.runtime.channel import Channel
     from deeprec_spark.runtime.loopback import Caller
@@ -123,7 +132,7 @@ def drive(pipe: Pipe, way: str, address: str, number: int, cores: set[int]) -> N
             load, seconds = pipe.recv()
             if seconds == 0:
                 _fill(store, load)
-                pipe.send((0, 0))
+                pipe.send(Done())
                 continue
             batches = [_requests(load, random) for _ in range(8)]
             pipe.send("prepared")
@@ -165,8 +174,8 @@ def _requests(load: Load, random: np.random.Generator) -> tuple[Any, Any]:
     )
 
 
-def _work(store: Any, load: Load, batches: Sequence[tuple[Any, Any]], end: float) -> tuple[int, int]:
-    requests = 0
+def _work(store: Any, load: Load, batches: Sequence[tuple[Any, Any]], end: float) -> Done:
+    requests, began = 0, time.process_time()
     while time.monotonic() < end:
         pull, push = batches[requests % len(batches)]
         store.pull(pull)
@@ -174,7 +183,7 @@ def _work(store: Any, load: Load, batches: Sequence[tuple[Any, Any]], end: float
         if load.pushes:
             store.push(push)
             requests += 1
-    return requests, requests * load.tables * load.rows
+    return Done(requests, requests * load.tables * load.rows, time.process_time() - began)
 
 
 @dataclass
@@ -241,6 +250,16 @@ def measure(ways: Sequence[str], numbers: Sequence[int], seconds: float, rounds:
 
 
 def _time(result: Result, load: Load, server: Process, drivers: Sequence[Process], seconds: float) -> None:
+    elapsed, served, answers = run_for(load, server, drivers, seconds)
+    result.busy.append(served / elapsed)
+    result.requests.append(sum(answer.requests for answer in answers) / elapsed)
+    result.rows.append(sum(answer.rows for answer in answers) / elapsed)
+
+
+def run_for(
+    load: Load, server: Process, drivers: Sequence[Process], seconds: float
+) -> tuple[float, float, list[Done]]:
+    """All clients at work for some seconds: how long it was, the server's processor seconds, what each got done."""
     for driver in drivers:
         driver.send((load, seconds))
     for driver in drivers:
@@ -252,9 +271,7 @@ def _time(result: Result, load: Load, server: Process, drivers: Sequence[Process
     answers = [driver.receive() for driver in drivers]
     elapsed = time.monotonic() - begin
     server.send("cpu")
-    result.busy.append((server.receive() - before) / elapsed)
-    result.requests.append(sum(requests for requests, _ in answers) / elapsed)
-    result.rows.append(sum(rows for _, rows in answers) / elapsed)
+    return elapsed, server.receive() - before, answers
 
 
 def report(results: Sequence[Result], numbers: Sequence[int], ways: Sequence[str]) -> str:

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import xml.etree.ElementTree as ET
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import node_load
 from benchmarks.peers import protocol
-from benchmarks.scale_costs import LARGE, SMALL, Configuration, Observation, costs_of, dense_floats
-from benchmarks.scale_report import Check, Report, line_chart
+from benchmarks.plots import line_chart
+from benchmarks.request_costs import FEW, MANY, RequestCosts, costs_between, measure
+from benchmarks.scale_costs import (
+    CALIBRATION,
+    CHECKS,
+    LARGE,
+    SMALL,
+    Configuration,
+    Observation,
+    costs_of,
+    dense_floats,
+)
+from benchmarks.scale_leases import lease_rows, reserve_rows, smallest_epoch
+from benchmarks.scale_report import Check, Report, held_mib
+from benchmarks.server import Load
 from benchmarks.simulator import Cluster, Costs, Prediction, predict
 from benchmarks.workloads import Workload
 
 ROWS = {SMALL: 8_000.0, LARGE: 24_000.0}
 COMPUTE = {SMALL: 0.016, LARGE: 0.05}
-CLIENT_ROW, CLIENT_REQUEST, SERVER_ROW, SERVER_REQUEST, SERVER_STEP = 2e-7, 1e-3, 4e-7, 5e-4, 1e-3
+REQUESTS = RequestCosts(client_request=2e-4, client_row=6e-8, server_request=3e-4, server_row=6e-7)
+CLIENT_STEP, SERVER_STEP, MERGE_ROW = 2e-3, 1e-3, 9e-7
 
 
-def observation(servers: int, batch: int, samples_per_s: float = 30_000.0) -> Observation:
-    """What nodes with known costs would be seen to use in a step."""
+def observation(servers: int, workers: int, batch: int, samples_per_s: float = 30_000.0) -> Observation:
+    """What nodes with known costs would be seen to use in a step; two workers are synchronous."""
     stages = {
         "read": 1e-3,
         "prepare": 1e-3,
@@ -33,42 +48,84 @@ def observation(servers: int, batch: int, samples_per_s: float = 30_000.0) -> Ob
         "measure": 1e-3,
         "wait": 0.0,
     }
-    beside = 3e-3 if servers == 0 else 2 * servers * CLIENT_REQUEST + ROWS[batch] * CLIENT_ROW
-    served = 2 * servers * SERVER_REQUEST + SERVER_STEP + ROWS[batch] * SERVER_ROW
+    rows = ROWS[batch]
+    beside = 2 * REQUESTS.client_request + rows * REQUESTS.client_row + CLIENT_STEP if servers else 3e-3
+    row = REQUESTS.server_row if workers == 1 else MERGE_ROW
+    served = 2 * REQUESTS.server_request + SERVER_STEP + rows * row if servers else 0.0
+    staleness = 0 if servers and workers == 1 else None
     return Observation(
-        Configuration(servers, 1, batch, staleness=0 if servers else None),
-        ROWS[batch],
+        Configuration(servers, workers, batch, "sync" if workers == 2 else "async", staleness),
+        rows,
         samples_per_s,
         worker_seconds=COMPUTE[batch] + 2e-3 + beside,
-        server_seconds=served if servers else 0.0,
+        server_seconds=served,
         stages=stages,
     )
 
 
 def observations() -> list[Observation]:
     return [
-        observation(0, SMALL), observation(0, LARGE), observation(1, SMALL, 20_000.0), observation(1, LARGE),
-        observation(2, LARGE),
-    ]  # fmt: skip
+        *(observation(0, 1, batch) for batch in (SMALL, LARGE)),
+        observation(1, 1, SMALL, 20_000.0),
+        observation(1, 1, LARGE),
+        *(observation(1, 2, batch) for batch in (SMALL, LARGE)),
+    ]
 
 
 def test_costs_are_found_again_in_what_is_seen_of_them() -> None:
-    costs = costs_of(observations())
+    costs = costs_of(observations(), REQUESTS)
     for batch in (SMALL, LARGE):
         found = costs[batch]
         assert (found.samples, found.rows) == (batch, ROWS[batch])
         assert found.compute == pytest.approx(COMPUTE[batch])
         assert found.threads == pytest.approx(2.0)
         assert found.prepare == pytest.approx(2e-3)
-        assert found.client_row == pytest.approx(CLIENT_ROW)
-        assert found.client_request == pytest.approx(CLIENT_REQUEST)
-        assert found.server_row == pytest.approx(SERVER_ROW)
-        assert found.server_request == pytest.approx(SERVER_REQUEST)
+        assert {name: getattr(found, name) for name in asdict(REQUESTS)} == asdict(REQUESTS)
+        assert found.client_step == pytest.approx(CLIENT_STEP)
         assert found.server_step == pytest.approx(SERVER_STEP)
+        assert found.merge_row == pytest.approx(MERGE_ROW)
     # The wait of messages is chosen so that one server and one worker at the small batch come out right.
     assert predict(costs[SMALL], Cluster(staleness=0, one_host=True)).samples_per_s == pytest.approx(
         20_000, rel=0.01
     )
+
+
+def test_what_rows_cost_is_told_from_what_requests_cost() -> None:
+    def seconds(load: Load) -> tuple[float, float]:
+        rows = load.tables * load.rows / 2  # half of a step's costs in each of its two requests
+        return (
+            REQUESTS.client_request + rows * REQUESTS.client_row,
+            REQUESTS.server_request + rows * REQUESTS.server_row,
+        )
+
+    found = costs_between(seconds(FEW), seconds(MANY))
+    assert asdict(found) == pytest.approx(asdict(REQUESTS))
+
+
+@pytest.mark.timeout(120)
+def test_requests_and_rows_are_measured() -> None:
+    found = measure(("tcp",), seconds=0.1, rounds=1)["tcp"]
+    # Microseconds and nanoseconds, not what several requests or none would be.
+    assert 1e-5 < found.client_request < 1e-2
+    assert 1e-5 < found.server_request < 1e-2
+    assert 1e-9 < found.server_row < 1e-5
+
+
+def test_every_configuration_has_its_place_in_the_simulator() -> None:
+    together = Configuration(0, 2, SMALL, "sync", placement="colocated")
+    assert together.name == "2 colocated sync"
+    cluster = Observation(together, 1.0, 1.0, 0.0, 0.0).cluster()
+    assert (cluster.workers, cluster.servers, cluster.placement) == (2, 2, "colocated")
+    both = [*CALIBRATION, *CHECKS]
+    assert len({(one.name, one.batch) for one in both}) == len(both)
+    for batch in (SMALL, LARGE):
+        assert {"2+2 sync", "1+2 sync", "2 colocated sync"} <= {
+            one.name for one in both if one.batch == batch
+        }
+    costs = costs_of(observations(), REQUESTS)
+    for one in both:
+        seen = Observation(one, 1.0, 1.0, 0.0, 0.0)
+        assert predict(costs[one.batch], seen.cluster(), 9).samples_per_s > 0
 
 
 def test_observations_survive_json() -> None:
@@ -90,9 +147,9 @@ def test_distinct_ids_are_counted_by_column(tmp_path: Path) -> None:
     assert small.distinct(tmp_path / "data.npz") == 3
 
 
-def report() -> Report:
-    def found(rate: float, busy: float) -> Prediction:
-        return Prediction(rate, {"server cores": busy, "worker cores": 0.5})
+def report(predicted: float = 90.0) -> Report:
+    def found(rate: float, busy: float, merging: float = 0.0) -> Prediction:
+        return Prediction(rate, {"merging": merging, "server cores": busy, "worker cores": 0.5})
 
     grid = {
         ("async", 1, 1): found(100.0, 0.2),
@@ -101,19 +158,38 @@ def report() -> Report:
         ("async", 1, 2): found(100.0, 0.1),
         ("async", 4, 2): found(400.0, 0.4),
         ("async", 16, 2): found(1000.0, 0.7),
+        ("sync", 1, 1): found(100.0, 0.2),
+        ("sync", 4, 1): found(190.0, 0.45, 0.9),
+        ("sync", 16, 1): found(200.0, 0.48, 0.96),
+        ("sync", 1, 2): found(100.0, 0.2),
+        ("sync", 4, 2): found(220.0, 0.3, 0.6),
+        ("sync", 16, 2): found(300.0, 0.35, 0.7),
     }
-    checks = [Check("1+1", 512, 100.0, 100.0, 0.0, True), Check("2+2", 512, 100.0, 90.0, 0.25, False)]
-    loads = [node_load.NodeLoad(n, 1, 1.0, 60.0 + n, 20, 0.01, 100.0 * n, 0.5) for n in (8, 16)]
-    costs = {512: Costs(512, 8000, 0.02)}
-    return Report(costs, checks, grid, loads, 512, 10.0, 100.0, 2.0)
+    checks = [Check("1+1", 512, 100.0, 100.0, 0.0, True), Check("2+2", 512, 100.0, predicted, 0.25, False)]
+    loads = [
+        node_load.NodeLoad(n, 1, 1.0, 60.0 + n, 20, 0.01, 100.0 * n, 0.5, {1: 1.0, 8: 2.25}) for n in (8, 16)
+    ]
+    costs = Costs(512, 8000, 0.02)
+    return Report(
+        {512: costs}, replace(costs, client_request=0.25), checks, grid, loads, 512, 10.0, 100.0, 2.0
+    )
 
 
 def test_scaling_stops_where_workers_do_less_than_half_of_what_one_alone_does() -> None:
-    one, two = report().limits()
+    one, two, *_ = report().limits()
     assert (one.workers, one.samples_per_s) == (4, 300.0)
     assert "servers' cores are busy" in one.reason
     assert two.workers == 16
     assert "not within" in two.reason
+
+
+def test_a_core_that_merges_all_the_time_is_named_and_what_is_busiest_where_nothing_is() -> None:
+    *_, one, two = report().limits()
+    assert (one.mode, one.servers, one.workers) == ("sync", 1, 1)
+    assert "merges the workers' messages on one core" in one.reason
+    assert (two.servers, two.workers) == (2, 4)
+    assert "take turns" in two.reason
+    assert "busiest: merging, 70 %" in two.reason
 
 
 def test_the_report_has_errors_and_tables() -> None:
@@ -123,6 +199,53 @@ def test_the_report_has_errors_and_tables() -> None:
     assert result["best"] == {"mode": "async", "workers": 16, "servers": 2}
     assert "| 2+2 | 512 | 100 | 90 | -10 % | 0.25 |  |" in text
     assert "| 16 | 400 | 1,000 |" in text
+    assert "| client_request | 0 | 0.25 |" in text
+    # Of a worker's client: that of the coordinator, then with its connections to servers.
+    assert "| 0.5 | 1.5 | 2.8 |" in text
+
+
+def test_the_report_says_in_words_whether_messages_wait() -> None:
+    found = report()
+    assert "No wait of messages was found" in found.text()
+    waits = replace(found, remote=replace(found.remote, wakeup=2.5e-4))
+    assert "A message waits for 250 µs" in waits.text()
+
+
+@pytest.mark.parametrize(("predicted", "status"), [(81.0, 0), (121.0, 1), (79.0, 1)])
+def test_a_simulator_that_is_off_by_more_than_a_fifth_ends_with_status_1(
+    predicted: float,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("benchmarks.scale_report.FOLDER", tmp_path)
+    assert report(predicted).conclude(docs=True) == status
+    assert (tmp_path / "scale.md").read_text().startswith("# Training past one machine")
+    *_, said, last = capsys.readouterr().out.splitlines()
+    result = json.loads(last.removeprefix("RESULT "))
+    assert result["worst_error"] == pytest.approx(abs(predicted / 100 - 1))
+    assert ("The simulator is off by" in said and "2+2 at batch 512" in said) == bool(status)
+
+
+def test_a_server_holds_the_pushes_of_all_workers() -> None:
+    costs = Costs(2048, 23_000, 0.04, row_bytes=64, dense_bytes=2**21)
+    # 23,000 rows of 64 bytes and their keys of 8, and 2 MiB of dense gradients, from each.
+    assert held_mib(costs, 1000, 4) == pytest.approx(250 * (23_000 * 72 / 2**20 + 2))
+
+
+def test_epochs_whose_leases_are_too_small_for_the_coordinator() -> None:
+    # 16 leases for each worker, of whole batches, between one batch and 65,536 rows.
+    assert lease_rows(16 * 10 * 5_000, workers=10, batch=2048) == 4096
+    assert lease_rows(100, workers=10, batch=2048) == 2048
+    assert lease_rows(10**12, workers=10, batch=2048) == 65_536
+    assert smallest_epoch(200_000, leases_per_s=100, workers=10, batch=2048) == 0
+    # 3,000 rows for each lease: two batches of 2,048, for 160 leases.
+    epoch = smallest_epoch(300_000, leases_per_s=100, workers=10, batch=2048)
+    assert epoch == 2 * 2048 * 160
+    assert lease_rows(epoch, workers=10, batch=2048) == 4096
+    assert smallest_epoch(7e6, leases_per_s=100, workers=10, batch=2048) is None
+    assert reserve_rows(workers=101, batch=512) == 10 * 100 * 512
 
 
 def test_lines_rise_to_the_right_in_the_plot() -> None:
@@ -140,4 +263,7 @@ def test_played_nodes_register_lease_and_leave(tmp_path: Path) -> None:
     assert (load.nodes, load.servers) == (6, 1)
     assert load.leases_per_s > 0
     assert load.driver_threads > 6
+    assert list(load.store_mib) == [1, 4, 8]
+    # A thread, a socket and what was received, for each server more.
+    assert 0 < load.store_mib[4] < load.store_mib[8] < 100
     assert "Still running" not in (tmp_path / "log").read_text()

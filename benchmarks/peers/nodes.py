@@ -170,8 +170,8 @@ def main() -> None:
     """Serve training steps."""
     options = settings()
     data = Data(options["data"])
-    nodes = options["servers"] + options["workers"]
-    mode = options.get("mode", "async")
+    nodes = options["servers"] + options["workers"]  # colocated servers are inside the workers
+    mode, placement = options.get("mode", "async"), options.get("placement", "separate")
     with tempfile.TemporaryDirectory(prefix="benchmark-nodes-") as folder:
         path = Path(folder) / "data.parquet"
         spec = write_parquet(data, path)
@@ -193,7 +193,7 @@ def main() -> None:
             num_ps=options["servers"],
             num_workers=options["workers"],
             mode=mode,
-            placement=options.get("placement", "separate"),
+            placement=placement,
             pipeline=PipelineOptions(max_staleness=options.get("staleness")),
             model_dir=f"{folder}/model",
             feature_spec=spec,
