@@ -72,7 +72,8 @@ class FeaturesSection(Section):
         None, description="Columns whose equal values make a group of samples, as [user]; null: flat data."
     )
     group_features: list[str] | None = Field(
-        None, description="Features stored and looked up once for a group; null: those of the user."
+        None,
+        description="Features stored and looked up once for a group; null: the user's, without MovieLens' history.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from deeprec_spark.data import Batch, BatchReader, Groups, ParquetDataset, ReaderOptions
-from deeprec_spark.data.columns import decode
+from deeprec_spark.data.columns import decode, projected
 from deeprec_spark.features.groups import is_grouped, ungroup_rows
 from deeprec_spark.features.infer import infer_spec
 from deeprec_spark.features.prepare import DataError, PrepareReport, is_prepared, prepare_dataframe
@@ -19,6 +20,8 @@ from deeprec_spark.features.spec import FeatureSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from tests.conftest import RunPython
 
 FEATURES = ["user", "city", "seen", "item", "price", "tags", "image"]
 ROWS = 200
@@ -140,6 +143,112 @@ def test_large_groups_become_several(frame: DataFrame, spec: FeatureSpec, tmp_pa
     batches = [batch for batch, _ in BatchReader(small, ReaderOptions(3)).batches(iter(dataset.ranges))]
     assert max(batch.groups.sizes.max() for batch in batches if batch.groups) == 7
     assert samples(batches) == flat_samples(frame, spec)
+
+
+LARGE_KEY = """
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from deeprec_spark.features.groups import group_rows
+from deeprec_spark.features.spec import Feature, FeatureSpec
+
+spark = (
+    SparkSession.builder.master("local[1]")
+    .config("spark.driver.memory", "500m")  # hardly more than the least that Spark takes
+    .config("spark.ui.enabled", "false")
+    .config("spark.sql.shuffle.partitions", "1")
+    .getOrCreate()
+)
+spec = FeatureSpec(
+    features=[Feature(name=name, kind="categorical", raw_type="int64") for name in ("user", "item")]
+).grouped(["user"], ["user"], max_items=16)
+# 320 MB of one user, the unknown one.
+rows = spark.range(80_000).select(
+    F.lit(-1).cast("long").alias("user"), F.col("id").alias("item"), F.repeat(F.lit("x"), 4096).alias("note")
+)
+groups = group_rows(rows, spec)
+size, length = F.size("note"), F.length(F.element_at("note", -1))
+found = groups.agg(F.count("*"), F.max(size), F.sum(size), F.min(length))
+print("FOUND", *found.collect()[0])
+"""
+
+
+def test_a_key_of_very_many_samples_needs_no_memory_for_all_of_them(run_python: RunPython) -> None:
+    """A list of them all would not fit into the JVM."""
+    done = run_python(LARGE_KEY)
+    assert "FOUND 5000 16 80000 4096" in done.stdout
+
+
+def test_equal_data_give_equal_groups(frame: DataFrame, spec: FeatureSpec) -> None:
+    """Whatever the order and the partitions: their items are in ascending order, cut by `max_items`."""
+    assert spec.grouping is not None
+    small = spec.model_copy(update={"grouping": spec.grouping.model_copy(update={"max_items": 7})})
+
+    def groups(rows: DataFrame) -> list[tuple[Any, ...]]:
+        found = prepare_dataframe(rows, small).collect()
+        return sorted(
+            (row.user, row.city, row.item, row.price, row.tags, row.image, row.click) for row in found
+        )
+
+    one = groups(frame)
+    assert one == groups(frame.repartition(4, "price").sort("price"))
+    by_group: dict[Any, list[Any]] = {}
+    items = prepare_dataframe(frame, small).collect()
+    for row in items:
+        assert row.item == sorted(row.item)
+        assert len(row.item) <= 7
+        by_group.setdefault((row.user, row.city), []).append(len(row.item))
+    # Two requests for each user; of each all groups but the last are full.
+    assert all(sum(size < 7 for size in sizes) <= 2 for sizes in by_group.values())
+
+
+def test_small_groups_are_a_warning_that_names_the_cause(
+    frame: DataFrame, spec: FeatureSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare_dataframe(frame, spec)
+    assert "samples on average" not in caplog.text
+    prepare_dataframe(frame, spec.grouped(["user"], ["user", "price"]))
+    [text] = [message for message in caplog.messages if "samples on average" in message]
+    assert re.match(r"Groups hold 1\.\d\d samples on average \(200 samples in about \d+ groups\)", text)
+    assert "'price' makes about" in text
+    assert "'user' makes" not in text
+    assert "Leave them out of group_features" in text
+    assert text.endswith("Received: group_by=['user'], group_features=['user', 'price'], max_items=256")
+    caplog.clear()
+    prepare_dataframe(frame, spec.grouped(["price"], ["user"]))
+    [text] = [message for message in caplog.messages if "samples on average" in message]
+    assert "group_by has about" in text
+    caplog.clear()
+    # What is to be stored flat is not warned of.
+    prepare_dataframe(frame, spec.grouped(["price"], ["user"]), group=False)
+    assert "samples on average" not in caplog.text
+
+
+def test_columns_that_a_model_does_not_take_are_not_read_of_groups_either(
+    spec: FeatureSpec, stored: str
+) -> None:
+    def read(names: list[str]) -> tuple[FeatureSpec, list[Batch]]:
+        narrow = projected(spec, names)
+        dataset = ParquetDataset.scan(stored, spec.sample_column)
+        reader = BatchReader(narrow, ReaderOptions(8))
+        return narrow, [batch for batch, _ in reader.batches(iter(dataset.ranges))]
+
+    narrow, batches = read(["user", "item", "group_index"])
+    assert narrow.feature_names == ["user", "item"]
+    assert {tuple(batch.features) for batch in batches} == {("user", "item")}
+    whole, _ = read(FEATURES)
+    assert whole == spec
+    sizes = [batch.groups.sizes.tolist() for batch in batches if batch.groups]
+    assert sum(map(sum, sizes)) == ROWS
+    # Of the other side one column stays, a single number where there is one: groups are seen of both.
+    only_user, batches = read(["seen"])
+    assert only_user.feature_names == ["seen", "item"]
+    assert [batch.groups.sizes.tolist() for batch in batches if batch.groups] == sizes
+    only_items, batches = read(["tags"])
+    assert only_items.feature_names == ["user", "tags"]
+    assert [batch.groups.sizes.tolist() for batch in batches if batch.groups] == sizes
+    # Flat data of the same spec are projected, too.
+    assert projected(spec.model_copy(update={"grouping": None}), ["tags"]).feature_names == ["tags"]
 
 
 def test_values_that_differ_inside_of_a_user_make_several_groups(frame: DataFrame, spec: FeatureSpec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,6 +169,24 @@ def test_movielens_features(spark: SparkSession, tmp_path: Path, movielens: Path
     assert by_key[2, 11, 0.0].history.tolist() == []
     unknown = by_key[2, 99, 1.0]
     assert (unknown.genres.tolist(), unknown.history.tolist()) == ([], [11])
+
+
+def test_movielens_histories_are_no_part_of_a_group(
+    spark: SparkSession, tmp_path: Path, movielens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They grow with each rating: on the user's side they would make a group of each rating."""
+    make = partial(
+        prepare_movielens, spark, str(movielens), test_fraction=0.0, history_length=2, group_by=["user"]
+    )
+    spec = make(out=str(tmp_path / "default"))
+    assert spec.grouping is not None
+    assert spec.grouping.features == ("user", "gender", "occupation", "age", "zip")
+    assert sorted(map(len, pd.read_parquet(tmp_path / "default" / "train")["item"])) == [2, 3]
+    assert "samples on average" not in caplog.text
+    make(out=str(tmp_path / "asked"), group_features=["user", "history"])
+    [text] = [message for message in caplog.messages if "samples on average" in message]
+    assert text.startswith("Groups hold 1.25 samples on average (5 samples in about 4 groups)")
+    assert "'history' makes about 4 groups of them. Leave them out of group_features" in text
 
 
 def test_movielens_split_by_time_takes_the_last(spark: SparkSession, tmp_path: Path, movielens: Path) -> None:

@@ -66,12 +66,21 @@ def decode(
 def projected(spec: FeatureSpec, columns: Sequence[str]) -> FeatureSpec:
     """The spec without the features that a model does not take, so that they are not read.
 
-    With a grouping it stays whole: which columns are lists of samples is seen from all of them together.
+    With a grouping at least one item-level feature stays, of which a group's size is seen, and one group-level one.
     """
-    if spec.grouping is not None:
-        return spec
-    used = tuple(feature for feature in spec.features if feature.name in set(columns))
-    return spec.model_copy(update={"features": used})
+    used = [feature.name for feature in spec.features if feature.name in set(columns)]
+    grouping = spec.grouping
+    if grouping is not None:
+        for level in (spec.item_features, spec.group_features):
+            if not any(feature.name in used for feature in level):
+                # One number for each sample is the least to read.
+                used.append(
+                    min(level, key=lambda one: one.kind is FeatureKind.SEQUENCE or one.width is not None).name
+                )
+        kept = tuple(name for name in grouping.features if name in used)
+        grouping = grouping.model_copy(update={"features": kept})
+    features = tuple(feature for feature in spec.features if feature.name in used)
+    return FeatureSpec(features=features, labels=spec.labels, grouping=grouping)
 
 
 def is_grouped(schema: pa.Schema, spec: FeatureSpec) -> bool:

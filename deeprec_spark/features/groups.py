@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
 
 from deeprec_spark.features.arrow import DataError
@@ -54,7 +54,8 @@ def group_rows(prepared: DataFrame, spec: FeatureSpec) -> DataFrame:
     """Group prepared samples by the spec's grouping.
 
     Samples that agree in `grouping.by` and in all group-level features make a group; one of more than `max_items`
-    becomes several. Equal data give equal groups, their items in the same order.
+    becomes several. Equal data give equal groups, their items in the same order. All samples of a group pass through
+    one task, which sorts them on disk where memory is short; no more than `max_items` are one row.
 
     Args:
         prepared: the features, `key_columns(spec)`, and any others (labels, weights), which are item-level.
@@ -83,13 +84,13 @@ def group_rows(prepared: DataFrame, spec: FeatureSpec) -> DataFrame:
         *[quoted(name).alias(key) for name, key in zip(by, key_names, strict=True)],
         F.struct(*[quoted(name).alias(f"f{index}") for index, name in enumerate(items)]).alias("item"),
     )
-    groups = rows.groupBy(*key_names).agg(F.sort_array(F.collect_list("item")).alias("items"))
-    limit = grouping.max_items
-    last = F.floor((F.size("items") - 1) / F.lit(limit)).cast("int")
-    parts = F.transform(F.sequence(F.lit(0), last), lambda part: F.slice("items", part * limit + 1, limit))
-    split = groups.select(*key_names, F.explode(parts).alias("items"))
+    # Cut before they are collected: a key of very many samples (that of unknown users) is many rows, which can spill,
+    # but would be one list, which must fit into memory.
+    number = F.row_number().over(Window.partitionBy(*key_names).orderBy("item")) - 1
+    numbered = rows.withColumn("part", F.floor(number / F.lit(grouping.max_items)))
+    split = numbered.groupBy(*key_names, "part").agg(F.sort_array(F.collect_list("item")).alias("items"))
     # One order for equal data, and a mixed one.
-    ordered = split.sortWithinPartitions(F.xxhash64(*key_names), *key_names)
+    ordered = split.sortWithinPartitions(F.xxhash64(*key_names), *key_names, "part")
     made = []
     for name in prepared.columns:
         marks = prepared.schema[name].metadata

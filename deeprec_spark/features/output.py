@@ -8,7 +8,9 @@ from pyarrow import fs
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's documentation uses
 
+from deeprec_spark.data import ParquetDataset
 from deeprec_spark.embedding.filesystem import resolve
+from deeprec_spark.features.group_sizes import warn_of_small_groups
 from deeprec_spark.features.groups import group_rows
 from deeprec_spark.features.prepare import DataError, PrepareReport
 from deeprec_spark.features.spec import FeatureSpec
@@ -59,7 +61,8 @@ def write_splits(
 ) -> None:
     """Write `<out>/train` and `<out>/test` by the boolean column `is_test`, then the spec and the report.
 
-    Flat rows become groups where the spec has a grouping; a group's samples of either split stay together.
+    Flat rows become groups where the spec has a grouping; a group's samples of either split stay together. Groups of
+    fewer than two samples on average are a warning.
 
     The spec comes last: a folder that has it is complete.
     """
@@ -72,6 +75,9 @@ def write_splits(
         rows = prepared.where(condition).drop(is_test)
         stored = rows if spec.grouping is None else group_rows(rows, spec)
         stored.write.mode("overwrite").parquet(f"{out}/{name}")
+        if spec.grouping is not None and spec.sample_column is not None:
+            found = ParquetDataset.scan(f"{out}/{name}", spec.sample_column)
+            warn_of_small_groups(rows, spec, found.num_samples, found.num_rows)
     write_text(f"{out}/{REPORT_FILE}", report.to_json())
     write_text(f"{out}/{SPEC_FILE}", spec.model_dump_json(indent=2) + "\n")
 

@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 )
 
 from deeprec_spark.features.arrow import DEFAULT_ID, DataError, prepare_batches
+from deeprec_spark.features.group_sizes import count_groups, warn_of_small_groups
 from deeprec_spark.features.groups import (
     PREPARED_MARK,
     group_rows,
@@ -43,7 +44,7 @@ from deeprec_spark.features.groups import (
     quoted,
     ungroup_rows,
 )
-from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
+from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Grouping, Label
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,8 @@ def prepare_dataframe(
         keep: further columns that pass through unchanged, behind the prepared ones; of groups they are item-level.
         drop: a boolean column; rows where it is true are left out.
         check: count what the defaults replace, check the labels, and refuse an empty data set. It costs one
-            pass over the data; without it the result is lazy and nothing is checked but the columns.
+            pass over the data; without it the result is lazy and nothing is checked but the columns. Groups of fewer
+            than two samples on average are a warning.
         group: store samples in groups where the spec has a grouping; False leaves them flat, `key_columns` behind
             the columns to keep, for `group_rows`.
         report: is filled with the counts.
@@ -172,7 +174,8 @@ def prepare_dataframe(
     prepared = is_prepared(df, spec)
     features = [quoted(name) for name in spec.feature_names] if prepared else raw_columns(df, spec)
     if check:
-        _check(df.where(~F.col(drop)) if drop else df, spec, chosen_labels, report)
+        samples = df.where(~F.col(drop)) if drop else df
+        _check(samples, spec, chosen_labels, report, spec.grouping if group else None)
     behind = [*keep, *keys]
     if prepared:
         kept_rows = df.where(~F.col(drop)) if drop else df
@@ -231,12 +234,20 @@ def _grouped_already(
     return df.select(*[quoted(name) for name in names])
 
 
-def _check(df: DataFrame, spec: FeatureSpec, labels: Sequence[Label], report: PrepareReport | None) -> None:
-    counted = _count(df, spec.features, labels)
+def _check(
+    df: DataFrame,
+    spec: FeatureSpec,
+    labels: Sequence[Label],
+    report: PrepareReport | None,
+    grouping: Grouping | None = None,
+) -> None:
+    counted, groups = _count(df, spec.features, labels, grouping)
     if report is not None:
         counted.malformed = report.malformed
         report.__dict__.update(counted.__dict__)
     counted.log()
+    if grouping is not None:
+        warn_of_small_groups(df, spec, counted.rows, groups)
 
 
 def is_prepared(df: DataFrame, spec: FeatureSpec) -> bool:
@@ -315,13 +326,17 @@ def _is_finite(number: Column) -> Column:
     return number.isNotNull() & ~F.isnan(number) & (F.abs(number) != math.inf)
 
 
-def _count(df: DataFrame, features: Sequence[Feature], labels: Sequence[Label]) -> PrepareReport:
-    """Count rows, nulls and bad numbers, and check vectors and labels, in one job."""
+def _count(
+    df: DataFrame, features: Sequence[Feature], labels: Sequence[Label], grouping: Grouping | None
+) -> tuple[PrepareReport, int]:
+    """Count rows, nulls, bad numbers and (about) groups, and check vectors and labels, in one job."""
     wanted = [
         *(counter for feature in features for counter in _feature_counters(feature, df.schema)),
         *(counter for label in labels for counter in _label_counters(label)),
     ]
-    rows, *values = df.agg(F.count(F.lit(1)), *[column for _, _, column in wanted]).collect()[0]
+    groups = F.lit(0) if grouping is None else count_groups(grouping)
+    counters = [F.count(F.lit(1)), groups, *[column for _, _, column in wanted]]
+    rows, num_groups, *values = df.agg(*counters).collect()[0]
     if not rows:
         raise EmptyDataError(
             f"The data set has no rows: check the path or filter. Received: columns {df.columns}"
@@ -343,9 +358,10 @@ def _count(df: DataFrame, features: Sequence[Feature], labels: Sequence[Label]) 
                 f"drop these rows, or give it another label_kind. "
                 f"Received: {wrong} bad of {rows} rows, range {low} to {high}"
             )
-    return PrepareReport(
+    report = PrepareReport(
         rows=rows, nulls=found["null"], null_elements=found["elements"], not_finite=found["not_finite"]
     )
+    return report, int(num_groups)
 
 
 Counter = tuple[str, str, Column]  # what is counted, in which column, how
