@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.data import ParquetDataset
 from deeprec_spark.data.arrays import unpack_arrays
@@ -218,17 +220,38 @@ def worker_arrays_of(result: PhaseResult) -> WorkerArrays:
     return WorkerArrays(arrays[:count], arrays[count:])
 
 
-def summarize(reports: Sequence[Progress]) -> tuple[int, int, dict[str, float]]:
+def summarize(reports: Sequence[Progress]) -> tuple[int, int, dict[str, Any]]:
     """Samples, steps and sample-weighted metrics of the workers' latest reports, for display.
 
-    The exact metrics of an epoch are made of the workers' metric states, not of these.
+    A metric of several numbers is a list. The exact metrics of an epoch are made of the workers' metric states, not of
+    these.
     """
     samples = sum(report.data["samples"] for report in reports)
     steps = sum(report.data["steps"] for report in reports)
     names = {name for report in reports for name in report.data["logs"]}
     logs = {
-        name: sum(report.data["samples"] * report.data["logs"].get(name, 0.0) for report in reports)
-        / max(samples, 1)
+        name: _mean(
+            [
+                (report.data["samples"], report.data["logs"][name])
+                for report in reports
+                if name in report.data["logs"]
+            ],
+            # A worker may not know a metric yet, such as the AUC while its labels are of one class. But a loss that is
+            # NaN for one of them has to be seen, by callbacks too.
+            skip_nan=name != "loss" and not name.endswith("_loss"),
+        )
         for name in sorted(names)
     }
     return samples, steps, logs
+
+
+def _mean(told: Sequence[tuple[int, Any]], *, skip_nan: bool) -> Any:
+    """The mean of numbers, or of lists of them element by element, by their weights; NaN where there is none."""
+    values = np.array([value for _, value in told], np.float64)
+    counts = np.array([weight for weight, _ in told], np.float64)
+    # Without samples yet all tell what they begin with.
+    weights = (counts if counts.any() else np.ones_like(counts)).reshape(-1, *[1] * (values.ndim - 1))
+    counted = np.broadcast_to(weights > 0, values.shape) & ~(skip_nan & np.isnan(values))
+    sums = (weights * np.where(counted, values, 0.0)).sum(axis=0)
+    total = np.where(counted, weights, 0.0).sum(axis=0)
+    return np.where(total > 0, sums / np.maximum(total, 1.0), math.nan).tolist()

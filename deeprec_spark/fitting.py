@@ -117,7 +117,7 @@ class FitLoop:
         """Train all epochs that are left, and leave a checkpoint.
 
         Returns:
-            Keras's history: a list of one number an epoch for each metric.
+            Keras's history: a list of one number an epoch for each metric (a list of them, where it has several).
 
         Raises:
             NodeError: a node failed for a reason that would come again, or too often (`max_restarts`).

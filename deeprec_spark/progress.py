@@ -7,13 +7,17 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 logger = logging.getLogger(__name__)
 
 LOG_SECONDS = 10.0
+MAX_NUMBERS = 4
+"""Of a metric that is a vector, such as Precision at several thresholds, so many are shown."""
 
 
 class ProgressDisplay:
@@ -70,7 +74,7 @@ class ProgressDisplay:
         if self._bar:
             self._task = self._bar.add_task(label, total=total, completed=done, status="")
 
-    def update(self, samples: int, logs: Mapping[str, float], split: str = "") -> None:
+    def update(self, samples: int, logs: Mapping[str, Any], split: str = "") -> None:
         """Show that `samples` of the phase are done, its metrics so far, and where the time of its steps goes."""
         self._samples = samples
         status = self._status(logs, split)
@@ -85,7 +89,7 @@ class ProgressDisplay:
         if self._bar:
             self._bar.console.print(f"saved step {step}: held {pause:.3f} s, wrote for {write:.1f} s")
 
-    def end(self, samples: int, logs: Mapping[str, float], split: str = "") -> None:
+    def end(self, samples: int, logs: Mapping[str, Any], split: str = "") -> None:
         """Finish the phase, `samples` of which are done, with its final metrics."""
         self._samples = samples
         if self._bar and self._task is not None:
@@ -94,16 +98,25 @@ class ProgressDisplay:
             seconds = time.monotonic() - self._started
             logger.info("%s: %.1f s, %s", self._label, seconds, self._status(logs, split))
 
-    def validated(self, label: str, seconds: float, logs: Mapping[str, float]) -> None:
+    def validated(self, label: str, seconds: float, logs: Mapping[str, Any]) -> None:
         """Say what validation has found and what it took, which is no time of training."""
         if self._verbose:
             logger.info("%s: validated in %.1f s, %s", label, seconds, _metrics(logs))
 
-    def _status(self, logs: Mapping[str, float], split: str) -> str:
+    def _status(self, logs: Mapping[str, Any], split: str) -> str:
         speed = (self._samples - self._first) / max(time.monotonic() - self._started, 1e-9)
         parts = [f"{speed:,.0f} samples/s", _metrics(logs), split]
         return ", ".join(part for part in parts if part)
 
 
-def _metrics(logs: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
+def _metrics(logs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_number(value)}" for name, value in logs.items())
+
+
+def _number(value: Any) -> str:
+    """A number, or the first few of a metric that has several."""
+    numbers = np.asarray(value, np.float64).reshape(-1)
+    if np.ndim(value) == 0:
+        return f"{numbers[0]:.4f}"
+    shown = [f"{number:.4f}" for number in numbers[:MAX_NUMBERS]]
+    return f"[{' '.join([*shown, '…'] if numbers.size > MAX_NUMBERS else shown)}]"

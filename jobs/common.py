@@ -94,6 +94,8 @@ def _finite(value: Any) -> Any:
     """NaN and infinity as null: JSON knows neither, and schedulers parse this."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

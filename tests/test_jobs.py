@@ -228,8 +228,10 @@ def test_a_checkpoint_of_another_model_is_refused(
 
 
 def test_results_are_json_for_everyone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    common.report({"auc": float("nan"), "metrics": {"loss": 0.5}}, str(tmp_path / "new" / "result.json"))
-    assert capsys.readouterr().out == 'RESULT {"auc": null, "metrics": {"loss": 0.5}}\n'
+    common.report(
+        {"auc": float("nan"), "metrics": {"at": [0.5, float("nan")]}}, str(tmp_path / "new" / "result.json")
+    )
+    assert capsys.readouterr().out == 'RESULT {"auc": null, "metrics": {"at": [0.5, null]}}\n'
     assert json.loads((tmp_path / "new" / "result.json").read_text()) == {
         "auc": None,
         "metrics": {"loss": 0.5},

@@ -62,8 +62,11 @@ def load(model: Any, values: Sequence[State]) -> None:
         variable.assign(value)
 
 
-def results(model: Any) -> dict[str, float]:
-    """Every metric by name; an AUC without positives or without negatives is NaN, with a warning in the log."""
+def results(model: Any) -> dict[str, Any]:
+    """Every metric by name, one that is a vector as a list.
+
+    An AUC without positives or without negatives is NaN, with a warning in the log.
+    """
     with _undefined_as_nan(model):
         found = model.get_metrics_result()
     return {name: _scalar(value) for name, value in found.items()}
