@@ -10,19 +10,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark.runtime.coordinator import Coordinator
+from deeprec_spark.runtime.core_share import core_share
 from deeprec_spark.runtime.cut import Cutter
 from deeprec_spark.runtime.launch import LaunchOptions, NodeGroup, launch_nodes
 from deeprec_spark.runtime.messages import MAX_MESSAGE_BYTES
 from deeprec_spark.runtime.options import CoordinatorOptions, DeadlineOptions, Mode, Placement, check_topology
 from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import Phase, PhaseResult, Progress
-from deeprec_spark.runtime.processors import (
-    ExecutorPolicy,
-    check_policy,
-    cores_per_node,
-    executor_cores,
-    node_environment,
-)
+from deeprec_spark.runtime.processors import ExecutorPolicy, check_policy, node_environment
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.runtime.store_messages import WireType
 from deeprec_spark.runtime.transport import TlsOptions
@@ -164,11 +159,12 @@ class TrainingCluster:
 
     def _node_environment(self) -> dict[str, str]:
         """Beside the processors: TensorFlow's start-up notes are the same on every node, and would bury the log."""
-        nodes = self.options.num_ps + self.options.num_workers
-        policy = self.options.executor_policy
+        share = core_share(self._spark, self.options.num_ps + self.options.num_workers)
         return {
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-            **node_environment(policy, cores_per_node(self._spark, nodes), executor_cores(self._spark)),
+            **node_environment(
+                self.options.executor_policy, share.node_cores, share.executor_cores, share.nodes
+            ),
         }
 
     def _running(self) -> Coordinator:

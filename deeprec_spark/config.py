@@ -296,7 +296,7 @@ class ClusterSection(Section):
     semi_sync: SemiSyncSection | None = Field(None, description="Something between async and sync.")
     executor_policy: Literal["default", "pinned", "inline"] = Field(
         "default",
-        description="Threads and CPUs of a node: all that it may use, CPUs of its own, or operations one by one.",
+        description="Threads and CPUs of a node: by its executor's cores, CPUs of its own, or operations one by one.",
     )
     tls: TlsSection | None = Field(None, description="Certificates; without them calls are not encrypted.")
     max_message_mb: int = Field(

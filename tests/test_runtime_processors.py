@@ -14,20 +14,21 @@ from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.runtime import processors
 
 NODE = """
-import json, os, sys, threading
+import json, os, sys
+import pyarrow as pa
 from deeprec_spark.runtime import processors
 found = processors.configure()
 affinity, engine = sorted(os.sched_getaffinity(0)), os.environ["DEEPREC_NUM_THREADS"]
-print(json.dumps([found.policy, found.threads, found.cpus, affinity, engine]), flush=True)
+print(json.dumps([found.policy, found.threads, found.cpus, affinity, engine, pa.cpu_count()]), flush=True)
 sys.stdin.read()
 """
 
 
 def started(
-    folder: Path, policy: str, cores: int, executor: int | None = None
+    folder: Path, policy: str, cores: int, executor: int | None = None, nodes: int = 1
 ) -> tuple[subprocess.Popen[str], list[object]]:
     """A process that has configured itself, and what it found."""
-    told = processors.node_environment(policy, cores, executor)  # type: ignore[arg-type]
+    told = processors.node_environment(policy, cores, executor, nodes)  # type: ignore[arg-type]
     environment = {**os.environ, **told, "TMPDIR": str(folder)}
     environment.pop("DEEPREC_NUM_THREADS", None)
     process = subprocess.Popen(
@@ -48,19 +49,19 @@ def test_pinned_nodes_of_a_host_have_cpus_of_their_own(tmp_path: Path) -> None:
     try:
         taken: list[int] = []
         for _ in allowed:
-            process, (policy, threads, cpus, affinity, engine) = started(tmp_path, "pinned", 1)
+            process, (policy, threads, cpus, affinity, engine, _) = started(tmp_path, "pinned", 1)
             running.append(process)
             assert (policy, threads, engine) == ("pinned", 1, "1")
             assert cpus == affinity
             taken += cpus  # type: ignore[arg-type]
         assert sorted(taken) == allowed
         # One too many is not pinned; a CPU comes back when its process ends, even if it is killed.
-        process, (_, _, cpus, affinity, _) = started(tmp_path, "pinned", 1)
+        process, (_, _, cpus, affinity, _, _) = started(tmp_path, "pinned", 1)
         running.append(process)
         assert (cpus, affinity) == ([], allowed)
         running[0].kill()
         running[0].wait(10)
-        process, (_, _, cpus, _, _) = started(tmp_path, "pinned", 1)
+        process, (_, _, cpus, _, _, _) = started(tmp_path, "pinned", 1)
         running.append(process)
         assert cpus == [taken[0]]
     finally:
@@ -72,7 +73,7 @@ def test_pinned_nodes_of_a_host_have_cpus_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("policy", ["default", "inline"])
 def test_other_policies_leave_the_affinity(tmp_path: Path, policy: str) -> None:
-    process, (name, threads, cpus, affinity, engine) = started(tmp_path, policy, 1)
+    process, (name, threads, cpus, affinity, engine, _) = started(tmp_path, policy, 1)
     process.communicate(timeout=10)
     assert (name, cpus, affinity) == (policy, [], processors.allowed_cpus())
     assert threads == processors.usable_cpus()
@@ -94,55 +95,26 @@ def test_what_a_cgroup_grants(tmp_path: Path) -> None:
     assert processors.cgroup_cpus(tmp_path) == 4.0
 
 
-class FakeConf(dict[str, str]):
-    """What a Spark session answers of its configuration."""
-
-
-class Session:
-    def __init__(self, **conf: str) -> None:
-        self.conf = FakeConf({key.replace("_", "."): value for key, value in conf.items()})
-
-
-@pytest.mark.parametrize(
-    ("conf", "nodes", "cores"),
-    [
-        ({"spark_executor_instances": "4", "spark_executor_cores": "8"}, 4, 8),
-        ({"spark_executor_instances": "4", "spark_executor_cores": "8"}, 8, 4),
-        ({"spark_executor_instances": "2", "spark_executor_cores": "4"}, 16, 1),
-        ({"spark_executor_cores": "8", "spark_task_cpus": "2"}, 4, 2),
-        ({"spark_master": "local[1]"}, 1, 1),
-        ({}, 3, 1),
-    ],
-)
-def test_cores_of_an_executor_are_shared_by_its_nodes(conf: dict[str, str], nodes: int, cores: int) -> None:
-    assert processors.cores_per_node(Session(**conf), nodes) == cores  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("conf", "cores"),
-    [
-        ({"spark_executor_cores": "8"}, 8),
-        ({"spark_master": "spark://host:7077"}, None),
-        ({"spark_master": "local[4]", "spark_executor_cores": "8"}, None),
-    ],
-)
-def test_the_cores_of_an_executor_are_known_where_they_are_set(
-    conf: dict[str, str], cores: int | None
-) -> None:
-    assert processors.executor_cores(Session(**conf)) == cores  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("policy", ["default", "inline"])
-@pytest.mark.parametrize("executor", [None, 1, 1000])
+@pytest.mark.parametrize(("executor", "nodes"), [(None, 1), (1, 1), (1000, 1), (None, 1000)])
 def test_nodes_have_no_more_threads_than_their_executor_has_cores(
-    tmp_path: Path, policy: str, executor: int | None
+    tmp_path: Path, policy: str, executor: int | None, nodes: int
 ) -> None:
-    process, (_, threads, _, _, engine) = started(tmp_path, policy, 1, executor)
+    process, (_, threads, _, _, engine, _) = started(tmp_path, policy, 1, executor, nodes)
     with process:
         process.communicate(timeout=10)
     assert process.returncode == 0
-    usable = processors.usable_cpus()
-    assert (threads, engine) == ((usable if executor is None else min(usable, executor)), str(threads))
+    cores = min(processors.usable_cpus(), executor or 1000)
+    assert (threads, engine) == (processors.shared_threads(cores, nodes), str(threads))
+
+
+@pytest.mark.parametrize(
+    ("cores", "nodes", "threads"),
+    [(1, 1, 1), (1, 4, 1), (2, 1, 2), (2, 2, 2), (2, 4, 2), (4, 2, 4), (16, 1, 16), (16, 8, 4), (16, 64, 2)],
+)
+def test_nodes_of_one_executor_share_its_cores(cores: int, nodes: int, threads: int) -> None:
+    """Two nodes have all of them each, as when they were measured; many nodes do not take all of them each."""
+    assert processors.shared_threads(cores, nodes) == threads
 
 
 def test_an_unknown_policy_is_named() -> None:

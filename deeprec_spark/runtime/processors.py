@@ -1,9 +1,10 @@
 """Which CPUs a node computes on, with how many threads.
 
-The driver says how many cores an executor has and how many of them are one node's (`cores_per_node`); the node finds
-out what it may really use (affinity, cgroup) and acts on the policy before anything starts a thread:
+The driver says how many cores an executor has, how many nodes share them, and how many are one node's (core_share.py);
+the node finds out what it may really use (affinity, cgroup) and acts on the policy before anything starts a thread:
 
-    default    as many threads as its executor has cores, if it may use so many CPUs; the system places them
+    default    up to as many threads as its executor has cores, if it may use so many CPUs: twice its part of them where
+               several nodes share them; the system places them
     pinned     CPUs of its own, which no other pinned node of the host has, and as many threads
     inline     as by default, but operations of a step run one after the other in the thread that computes it; each
                may still use all threads
@@ -19,10 +20,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from typing import Literal, get_args
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +28,7 @@ ExecutorPolicy = Literal["default", "pinned", "inline"]
 POLICY = "DEEPREC_EXECUTOR_POLICY"
 CORES = "DEEPREC_NODE_CORES"
 EXECUTOR_CORES = "DEEPREC_EXECUTOR_CORES"
+EXECUTOR_NODES = "DEEPREC_EXECUTOR_NODES"
 ENGINE_THREADS = "DEEPREC_NUM_THREADS"
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -51,37 +50,31 @@ def check_policy(policy: str) -> None:
         raise ValueError(f"executor_policy must be one of {known}. Received: executor_policy={policy!r}")
 
 
-def node_environment(policy: ExecutorPolicy, cores: int, executor: int | None = None) -> dict[str, str]:
-    """What the driver tells its nodes, as environment variables; an executor's cores where they are known."""
-    known = {} if executor is None else {EXECUTOR_CORES: str(executor)}
-    return {POLICY: policy, CORES: str(cores), **known}
+def node_environment(
+    policy: ExecutorPolicy, cores: int, executor: int | None = None, nodes: int = 1
+) -> dict[str, str]:
+    """What the driver tells its nodes, as environment variables.
 
-
-def executor_cores(spark: SparkSession) -> int | None:
-    """`spark.executor.cores`; None where it is not set, or Spark is local: nodes then use what they may."""
-    if (spark.conf.get("spark.master", "") or "").startswith("local"):
-        return None
-    return int(spark.conf.get("spark.executor.cores", "0") or 0) or None
-
-
-def cores_per_node(spark: SparkSession, nodes: int) -> int:
-    """The cores of an executor divided by the nodes that run on it; of a local Spark, those of `local[n]`.
-
-    `spark.task.cpus` says more where it is more than that. Through Spark Connect, whose client does not know the
-    cluster, it is `spark.task.cpus`.
+    Arguments:
+        cores: those of one node.
+        executor: all of its executor, where they are known.
+        nodes: how many nodes share them.
     """
-    conf = spark.conf
-    task = int(conf.get("spark.task.cpus", "1") or 1)
-    master = conf.get("spark.master", "") or ""
-    if master.startswith("local"):
-        inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
-        total = int(inside) if inside.isdigit() else len(allowed_cpus())
-        return max(task, min(total, len(allowed_cpus())) // nodes, 1)
-    executors = int(conf.get("spark.executor.instances", "0") or 0)
-    cores = int(conf.get("spark.executor.cores", "0") or 0)
-    if not executors or not cores:
-        return task
-    return max(task, cores // math.ceil(nodes / executors), 1)
+    known = {} if executor is None else {EXECUTOR_CORES: str(executor)}
+    return {POLICY: policy, CORES: str(cores), EXECUTOR_NODES: str(nodes), **known}
+
+
+def shared_threads(cores: int, nodes: int) -> int:
+    """Threads of one of several nodes that share cores, none of which is its own.
+
+    Twice its part, since servers and workers wait for each other in turn, and two at least, so that a node reads ahead
+    while it computes; never more than there are cores.
+
+    Example:
+        >>> shared_threads(2, 2), shared_threads(2, 4), shared_threads(16, 8)
+        (2, 2, 4)
+    """
+    return min(cores, max(2, 2 * cores // nodes))
 
 
 def allowed_cpus() -> list[int]:
@@ -132,7 +125,8 @@ def configure(environment: Mapping[str, str] | None = None) -> Processors:
             )
             chosen = Processors(policy, max(1, min(int(environment.get(CORES, "1")), usable_cpus())))
     else:
-        chosen = Processors(policy, min(usable_cpus(), int(environment.get(EXECUTOR_CORES, usable_cpus()))))
+        cores = min(usable_cpus(), int(environment.get(EXECUTOR_CORES, usable_cpus())))
+        chosen = Processors(policy, shared_threads(cores, int(environment.get(EXECUTOR_NODES, "1"))))
     os.environ.setdefault(ENGINE_THREADS, str(chosen.threads))
     where = f" on CPUs {','.join(map(str, chosen.cpus))}" if chosen.cpus else ""
     logger.info("Executor policy %s: %d threads%s", policy, chosen.threads, where)

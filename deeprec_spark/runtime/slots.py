@@ -40,7 +40,7 @@ def check_slots(
     context = spark.sparkContext
     slots = count_slots(context)
     master = str(context.master)
-    if slots < needed and not _is_local(master):
+    if slots < needed and not is_local(master):
         slots = _wait_for_executors(context, needed, startup_seconds)
     possible = max(slots, _dynamic_slots(context))
     if possible < needed:
@@ -53,11 +53,18 @@ def count_slots(context: Any) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
+def registered_executors(context: Any) -> list[int]:
+    """The cores of each executor that has registered; none where Spark is local."""
+    found = context._jsc.sc().statusStore().executorList(True)
+    executors = [found.apply(number) for number in range(found.size())]
+    return [int(one.totalCores()) for one in executors if one.id() != "driver"]
+
+
 def explain_slots(
     needed: int, slots: int, num_ps: int, num_workers: int, master: str, settings: dict[str, str]
 ) -> str:
     """The message of a SlotsError."""
-    if _is_local(master):
+    if is_local(master):
         remedy = f"use a master of local[{needed}] or more"
     else:
         remedy = (
@@ -81,7 +88,8 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def _is_local(master: str) -> bool:
+def is_local(master: str) -> bool:
+    """Whether the tasks of this master run in the driver's JVM."""
     return master == "local" or master.startswith("local[")
 
 
