@@ -17,13 +17,14 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
 from benchmarks import node_load, request_costs, scale_report
 from benchmarks.contestants import Peer
-from benchmarks.peer_process import end_on_sigterm, say
+from benchmarks.peer_process import PeerProcess, end_on_sigterm, say
 from benchmarks.scale_costs import CALIBRATION, CHECKS, Configuration, Observation, costs_of
 from benchmarks.simulator import Cluster, Costs, Mode, Prediction, predict
 from benchmarks.workloads import Workload, workload
@@ -31,7 +32,7 @@ from benchmarks.workloads import Workload, workload
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 SERVERS = (1, 2, 4, 8, 16, 32, 64, 128)
 NODES = (25, 50, 100, 200)
-SECONDS = 4.0
+EPOCHS = 2  # of what is timed
 REPEATS, QUIET = 3, 0.1  # again where other processes keep more of a core busy, at most so often
 
 
@@ -109,49 +110,45 @@ def _observations(arguments: argparse.Namespace, log: IO[str]) -> list[Observati
     wanted = [] if arguments.observed else CALIBRATION if arguments.quick else [*CALIBRATION, *CHECKS]
     seen = [Observation.from_dict(one) for one in _kept(arguments).get("observations", [])]
     known = {one.configuration for one in seen}
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+    wanted = [one for one in wanted if one not in known]
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, ExitStack() as stack:
+        process: PeerProcess | None = None
         for configuration in wanted:
-            if configuration in known:
-                continue
-            seen.append(_observe(configuration, Path(folder), log))
+            data = Path(folder) / f"{configuration.batch}.npz"
+            generated: Workload = workload("dlrm", configuration.batch)
+            if not data.exists():
+                generated.write(data)
+            settings = {"data": str(data), **configuration.settings()}
+            if process is None:
+                peer = Peer("nodes", "benchmarks.peers.nodes", (), pause=False)
+                slots = max(one.servers + one.workers for one in wanted)
+                process = stack.enter_context(
+                    peer.start(peer.python(), data, {**settings, "slots": slots}, log)
+                )
+            else:
+                process.ask({"fit": settings})
+            seen.append(observe(configuration, process, generated.distinct(data), generated.batches))
             _keep(arguments, "observations", [asdict(one) for one in seen])
     return seen
 
 
-def _observe(configuration: Configuration, folder: Path, log: IO[str]) -> Observation:
-    """Train with real node processes: once through the data to warm up, then for some seconds."""
-    data = folder / f"{configuration.batch}.npz"
-    generated: Workload = workload("dlrm", configuration.batch)
-    if not data.exists():
-        generated.write(data)
-    peer = Peer(
-        configuration.name,
-        "benchmarks.peers.nodes",
-        (
-            {
-                "servers": configuration.servers,
-                "workers": configuration.workers,
-                "mode": configuration.mode,
-                "placement": configuration.placement,
-                "staleness": configuration.staleness,
-            },
-        ),
-        pause=False,
-    )
-    with peer.start(peer.python(), data, peer.settings[0], log) as process:
-        process.ask({"steps": 1})
-        first = process.ask({"steps": 1})
-        rate = first["steps"] * configuration.batch / first["seconds"]
-        steps = max(1, int(SECONDS * rate / configuration.batch))
-        answer = process.ask({"steps": steps})
-        for _ in range(REPEATS):
-            if answer["others"] < QUIET:
-                break
-            answer = min(answer, process.ask({"steps": steps}), key=lambda one: float(one["others"]))
+def observe(configuration: Configuration, process: PeerProcess, rows: float, batches: int) -> Observation:
+    """Train with real node processes: once through the data to warm up, then some times.
+
+    Arguments:
+        process: `benchmarks.peers.nodes`, with nodes of this configuration.
+        rows, batches: distinct rows of a batch, and batches of the data.
+    """
+    process.ask({"steps": 1})
+    answer = process.ask({"steps": EPOCHS * batches})
+    for _ in range(REPEATS):
+        if answer["others"] < QUIET:
+            break
+        answer = min(answer, process.ask({"steps": EPOCHS * batches}), key=lambda one: float(one["others"]))
     steps = answer["steps"]
     observation = Observation(
         configuration,
-        rows=generated.distinct(data),
+        rows=rows,
         samples_per_s=steps * configuration.batch / answer["seconds"],
         worker_seconds=answer["processor"]["worker"] / steps,
         server_seconds=answer["processor"]["server"] / steps,

@@ -42,6 +42,10 @@ class Configuration:
         ahead = "" if self.staleness is None else f", {self.staleness} ahead"
         return (nodes if self.mode == "async" else f"{nodes} {self.mode}") + ahead
 
+    def settings(self) -> dict[str, Any]:
+        """For `benchmarks.peers.nodes`."""
+        return {name: value for name, value in asdict(self).items() if name != "batch"}
+
 
 @dataclass(frozen=True)
 class Observation:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import node_load
+from benchmarks.contestants import Peer
 from benchmarks.peers import protocol
 from benchmarks.plots import line_chart
 from benchmarks.request_costs import FEW, MANY, RequestCosts, costs_between, measure
+from benchmarks.scale import observe
 from benchmarks.scale_costs import (
     CALIBRATION,
     CHECKS,
@@ -254,6 +256,27 @@ def test_lines_rise_to_the_right_in_the_plot() -> None:
     points = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
     assert points == sorted(points)
     assert [y for _, y in points] == sorted((y for _, y in points), reverse=True)
+
+
+@pytest.mark.timeout(240)
+def test_nodes_of_one_configuration_follow_those_of_another(tmp_path: Path) -> None:
+    generated = Workload(batch=64, batches=6, ids=2600)
+    data = tmp_path / "data.npz"
+    generated.write(data)
+    alone = Configuration(0, 1, 64)
+    together = Configuration(0, 2, 64, "sync", placement="colocated")
+    peer = Peer("nodes", "benchmarks.peers.nodes", (), pause=False)
+    first = {**alone.settings(), "slots": 2}
+    with (tmp_path / "log").open("w") as log, peer.start(peer.python(), data, first, log) as process:
+        assert process.ready["version"] == "deeprec-spark, 0 servers, 1 workers"
+        process.ask({"steps": 1})
+        ready = process.ask({"fit": {"data": str(data), **together.settings()}})
+        assert ready["version"] == "deeprec-spark, 0 servers, 2 workers"
+        seen = observe(together, process, generated.distinct(data), generated.batches)
+    assert seen.cluster().placement == "colocated"
+    assert seen.samples_per_s > 0
+    assert seen.worker_seconds > 0
+    assert seen.server_seconds == 0  # servers are in the workers
 
 
 @pytest.mark.timeout(120)

@@ -2,6 +2,11 @@
 
 All options are the defaults. A round is as many epochs as its steps need, read from Parquet; its seconds are those of
 the workers' training phases, so that Spark's start, staging and the end of the fit are outside.
+
+Beside those of `benchmarks.peers.protocol` there is one more request, for other nodes in the same Spark session:
+
+request    {"fit": {"data": "batches.npz", "servers": 2, "workers": 2, "mode": "sync"}}
+answer     {"ready": true, "version": "…"}
 """
 
 from __future__ import annotations
@@ -98,9 +103,10 @@ class Rounds(keras.callbacks.Callback):
         """Wait for a request, unless one is being worked on."""
         if self._done >= self._wanted:
             line = next(self._requests, None)
-            if line is None:
-                raise StopAskedError
-            self._wanted, self._done, self._began = json.loads(line)["steps"], 0, self._seconds()
+            request = {"fit": None} if line is None else json.loads(line)
+            if "fit" in request:
+                raise StopAskedError(request["fit"])
+            self._wanted, self._done, self._began = request["steps"], 0, self._seconds()
             self._processor, self._staged = processor_seconds(), self._stages()
             self._others, self._clock = other_seconds(), time.perf_counter()
 
@@ -163,30 +169,27 @@ def _difference(now: dict[str, float], before: dict[str, float]) -> dict[str, fl
 
 
 class StopAskedError(Exception):
-    """The benchmark has closed standard input: the nodes end without a last checkpoint."""
+    """The nodes end without a last checkpoint; `settings` of what to train then, None where input is closed."""
+
+    def __init__(self, settings: dict[str, Any] | None) -> None:
+        super().__init__("the benchmark asked these nodes to end")
+        self.settings = settings
 
 
-def main() -> None:
-    """Serve training steps."""
-    options = settings()
+def train(
+    options: dict[str, Any], path: Path, spec: FeatureSpec, spark: Any, requests: Iterator[str]
+) -> dict[str, Any] | None:
+    """Serve training steps until told to end; the settings of what comes then.
+
+    Arguments:
+        options: `data`, `servers` and `workers`, and what else the estimator is to be told.
+        path: the Parquet file with the data.
+    """
     data = Data(options["data"])
-    nodes = options["servers"] + options["workers"]  # colocated servers are inside the workers
     mode, placement = options.get("mode", "async"), options.get("placement", "separate")
-    with tempfile.TemporaryDirectory(prefix="benchmark-nodes-") as folder:
-        path = Path(folder) / "data.parquet"
-        spec = write_parquet(data, path)
-        spark = init_session(
-            {
-                "spark.master": f"local[{nodes}]",
-                "spark.driver.memory": "1g",
-                "spark.driver.host": "127.0.0.1",
-                "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false",
-                "spark.sql.shuffle.partitions": "2",
-            }
-        )
-        version = f"deeprec-spark, {options['servers']} servers, {options['workers']} workers"
-        rounds = Rounds(iter(sys.stdin), len(data.label), version)
+    version = f"deeprec-spark, {options['servers']} servers, {options['workers']} workers"
+    rounds = Rounds(requests, len(data.label), version)
+    with tempfile.TemporaryDirectory(prefix="model-", dir=path.parent) as folder:
         estimator = Estimator.from_keras(
             model_creator=model_creator,
             config={"data": options["data"]},
@@ -195,7 +198,7 @@ def main() -> None:
             mode=mode,
             placement=placement,
             pipeline=PipelineOptions(max_staleness=options.get("staleness")),
-            model_dir=f"{folder}/model",
+            model_dir=folder,
             feature_spec=spec,
             spark=spark,
         )
@@ -207,8 +210,37 @@ def main() -> None:
                 callbacks=[rounds.of(estimator)],
                 verbose=0,
             )
-        except StopAskedError:
-            pass
+        except StopAskedError as asked:
+            return asked.settings
+    return None
+
+
+def main() -> None:
+    """Serve training steps."""
+    options: dict[str, Any] | None = settings()
+    assert options is not None
+    # Colocated servers are inside the workers.
+    slots = options.get("slots", options["servers"] + options["workers"])
+    with tempfile.TemporaryDirectory(prefix="benchmark-nodes-") as folder:
+        spark = init_session(
+            {
+                "spark.master": f"local[{slots}]",
+                "spark.driver.memory": "1g",
+                "spark.driver.host": "127.0.0.1",
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                "spark.sql.shuffle.partitions": "2",
+            }
+        )
+        requests = iter(sys.stdin)
+        written: dict[str, tuple[Path, FeatureSpec]] = {}
+        try:
+            while options is not None:
+                source = options["data"]
+                if source not in written:
+                    path = Path(folder) / f"data-{len(written)}.parquet"
+                    written[source] = (path, write_parquet(Data(source), path))
+                options = train(options, *written[source], spark, requests)
         finally:
             spark.stop()
 
