@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from deeprec_spark import checkpoint
+from deeprec_spark.data.file_cache import CacheOptions, FileCache
 from deeprec_spark.embedding.filesystem import list_files, publish, resolve
 from tests import checkpoints
 from tests.conftest import ROOT, RunPython
@@ -153,3 +154,17 @@ def test_a_forked_child_of_a_process_with_a_client_ends(hdfs: HdfsServer, run_py
     """fsspec drops its clients in a child, and this one cannot end without the threads that only its parent has."""
     done = run_python(_FORKS, f"{hdfs.uri}/forks", timeout=120)
     assert done.stdout.split() == ["0"], done.stderr
+
+
+def test_a_copy_of_a_file_that_changed_is_not_read(hdfs: HdfsServer, tmp_path: Path) -> None:
+    """pyarrow does not hand on the time at which a file on HDFS changed; an equal size does not make it the same."""
+    uri = f"{hdfs.uri}/cached"
+    filesystem, path = resolve(uri)
+    cache = FileCache(CacheOptions(str(tmp_path)))
+    for content in (b"first", b"other"):
+        with filesystem.open_output_stream(path) as stream:
+            stream.write(content)
+        for _ in range(2):
+            with cache.open(uri) as file:
+                assert file.read() == content
+    assert cache.counts() == {"misses": 2, "hits": 2, "fetched_bytes": 10}

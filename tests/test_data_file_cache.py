@@ -17,6 +17,7 @@ import pytest
 
 from deeprec_spark.data import BatchReader, ParquetDataset, ReaderOptions
 from deeprec_spark.data.file_cache import CacheOptions, FileCache
+from deeprec_spark.embedding.filesystem import resolve
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
 from tests.servers.faults import Fault, FaultyProxy, Request
 from tests.servers.s3 import BUCKET, S3Server, client_environment
@@ -85,6 +86,21 @@ def test_a_changed_file_is_fetched_anew(server: S3Server, proxy: FaultyProxy, tm
     status = place.stat()
     os.utime(place, (status.st_atime, status.st_mtime + 5))
     assert read(cache, uri) == content(server, uri) != before
+
+
+def test_files_without_a_version_are_not_cached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A filesystem may tell nothing by which an overwritten file of the same size could be known."""
+    uris = [f"memory://unversioned/{number}" for number in range(2)]
+    cache = FileCache(CacheOptions(str(tmp_path)))
+    for content in (b"first", b"other"):
+        for uri in uris:
+            filesystem, path = resolve(uri)
+            with filesystem.open_output_stream(path) as stream:
+                stream.write(content)
+            assert read(cache, uri) == content
+    assert cache.counts() == {"bypassed": 4}
+    assert len([record for record in caplog.records if "memory://unversioned/0" in record.message]) == 1
+    assert len(caplog.records) == 1
 
 
 def test_what_was_unused_for_longest_makes_room(server: S3Server, proxy: FaultyProxy, tmp_path: Path) -> None:

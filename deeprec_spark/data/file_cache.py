@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 _BLOCK = 8 << 20
 _LOCKS = 64
 _TEMPORARY = ".part"
+# What fsspec's filesystems call the things that change with a file, in small letters without "-" and "_".
+_VERSIONS = frozenset(
+    ("etag", "generation", "lastmodified", "lastwritetime", "modificationtime", "modify", "mtime", "updated")
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,10 @@ class CacheOptions:
 class FileCache:
     """Opens files by path or URI; remote ones are read from copies, which are made at their first use.
 
-    A copy belongs to one version of a file: its address, size and time of change. It appears by a rename, and its
-    checksum is in its name: a process checks it at its first use, drops a damaged one and fetches the file again. What
-    cannot be cached, for want of room or of a working disk, is read remotely. Safe from many threads and processes.
+    A copy belongs to one version of a file: its address, size and time of change, or else what the filesystem tells
+    versions apart by (an etag, say). It appears by a rename, and its checksum is in its name: a process checks it at
+    its first use, drops a damaged one and fetches the file again. What cannot be cached, for want of room or of a
+    working disk, or because nothing tells its versions apart, is read remotely. Safe from many threads and processes.
 
     Example:
         >>> cache = FileCache(CacheOptions("/tmp/cache", max_bytes=1 << 30))
@@ -77,7 +82,7 @@ class FileCache:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._checked: set[str] = set()
-        self._complained = False
+        self._warned: set[str] = set()
 
     def counts(self) -> Mapping[str, int]:
         """What happened so far: hits, misses, fetched_bytes, evicted, damaged, and bypassed (read remotely)."""
@@ -110,7 +115,15 @@ class FileCache:
         info = filesystem.get_file_info(path)
         if info.type != fs.FileType.File or not info.size or info.size > self._options.max_bytes:
             return None
-        key = _key(location, info)
+        version = _version(filesystem, path, info)
+        if version is None:
+            self._warn_once(
+                str(filesystem.type_name),
+                "Files are read remotely: their filesystem tells neither when they changed nor their version, "
+                f"so a copy might be an old one. Received: {redacted(location)!r} ({filesystem.type_name})",
+            )
+            return None
+        key = _key(location, info.size, version)
         try:
             found = self._open_copy(key, info.size)
             if found is not None:
@@ -118,10 +131,15 @@ class FileCache:
                 return found
             return self._fetch(key, filesystem, path, info.size)
         except (OSError, TimeoutError) as error:
-            if not self._complained:
-                self._complained = True
-                logger.warning("Files are read remotely, for the cache does not work: %s", error)
+            self._warn_once("", f"Files are read remotely, for the cache does not work: {error}")
             return None
+
+    def _warn_once(self, about: str, message: str) -> None:
+        with self._lock:
+            told = about in self._warned
+            self._warned.add(about)
+        if not told:
+            logger.warning("%s", message)
 
     def _fetch(self, key: str, filesystem: Any, path: str, size: int) -> mmap.mmap | None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -223,10 +241,25 @@ class FileCache:
             self._counts[what] += number
 
 
-def _key(location: str, info: fs.FileInfo) -> str:
+def _key(location: str, size: int, version: str) -> str:
     """A name for this version of a file; secrets of the URI are no part of it."""
-    version = f"{redacted(location)}\n{info.size}\n{info.mtime_ns}"
-    return hashlib.sha256(version.encode()).hexdigest()[:40]
+    return hashlib.sha256(f"{redacted(location)}\n{size}\n{version}".encode()).hexdigest()[:40]
+
+
+def _version(filesystem: Any, path: str, info: fs.FileInfo) -> str | None:
+    """What changes with the file: its time of change, or what fsspec knows instead; None where nothing is known."""
+    if info.mtime_ns is not None:
+        return str(info.mtime_ns)
+    backend = getattr(getattr(filesystem, "handler", None), "fs", None)
+    if backend is None:
+        return None
+    # pyarrow hands on fsspec's "mtime" alone, which few filesystems have: HDFS says "modification_time".
+    found = [
+        f"{name}={value}"
+        for name, value in sorted(backend.info(path).items())
+        if name.lower().translate({ord("-"): None, ord("_"): None}) in _VERSIONS and value is not None
+    ]
+    return "\n".join(found) or None
 
 
 def _download(filesystem: Any, path: str, target: Any, size: int) -> int:
