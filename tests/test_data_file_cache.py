@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -203,6 +204,33 @@ os.kill(os.getpid(), signal.SIGKILL)
         read(FileCache(CacheOptions(str(tmp_path))), uri)
         assert held.exists()
     assert not left.exists()
+
+
+def test_a_part_is_not_taken_for_abandoned_before_it_is_locked(
+    server: S3Server, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one process makes a part, another one looks for what the dead left."""
+    import fcntl
+
+    uri, *others = put(server, "unlocked", 4)
+    one = FileCache(CacheOptions(str(tmp_path)))
+    other = FileCache(CacheOptions(str(tmp_path), wait_seconds=0))
+    flock = fcntl.flock
+    looked = False
+
+    def before_the_part_is_locked(file: Any, operation: int) -> None:
+        nonlocal looked
+        if not looked and str(getattr(file, "name", "")).endswith(".part") and operation == fcntl.LOCK_EX:
+            looked = True
+            for other_uri in others:
+                assert read(other, other_uri) == content(server, other_uri)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", before_the_part_is_locked)
+    assert read(one, uri) == content(server, uri)
+    assert looked
+    assert one.counts() == {"misses": 1, "fetched_bytes": SIZE}
+    assert not list(tmp_path.glob("*.part"))
 
 
 CHILD = """

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 from pyarrow import fs
@@ -152,11 +152,8 @@ class FileCache:
                 return found
             self._count("misses")
             temporary = self._folder / f"{uuid.uuid4().hex}{_TEMPORARY}"
-            with temporary.open("xb") as target:
+            with self._new_part(temporary, size) as target:
                 try:
-                    # Held while it is written: a part that nobody holds was left by a process that died.
-                    fcntl.flock(target, fcntl.LOCK_EX)
-                    self._make_room(target, size)
                     checksum = _download(filesystem, path, target, size)
                     name = f"{key}-{checksum:08x}"
                     # Whoever counts the files meanwhile might see it under neither name.
@@ -203,34 +200,47 @@ class FileCache:
         with self._lock:
             self._checked.add(name)
 
-    def _make_room(self, target: Any, size: int) -> None:
-        """Take so many bytes for a new file; delete what was not used for the longest time, and what the dead left."""
+    def _new_part(self, path: Path, size: int) -> BinaryIO:
+        """A file of so many bytes, locked as long as it is open: a part that nobody holds was left by the dead."""
+        # Nobody may see the file before its lock is held, and take it for such a one.
         with self._counting():
-            copies = []
-            total = size
-            for entry in os.scandir(self._folder):
-                if entry.name.endswith(".lock"):
+            self._make_room(size)
+            part = path.open("xb")
+            try:
+                fcntl.flock(part, fcntl.LOCK_EX)
+                # Others see by its size that the room is taken.
+                os.ftruncate(part.fileno(), size)
+            except BaseException:
+                part.close()
+                path.unlink(missing_ok=True)
+                raise
+        return part
+
+    def _make_room(self, size: int) -> None:
+        """Delete what the dead left, and, for so many bytes more, what was not used for the longest time."""
+        copies = []
+        total = size
+        for entry in os.scandir(self._folder):
+            if entry.name.endswith(".lock"):
+                continue
+            try:
+                if entry.name.endswith(_TEMPORARY) and _is_abandoned(entry.path):
+                    os.unlink(entry.path)
                     continue
-                try:
-                    if entry.name.endswith(_TEMPORARY) and _is_abandoned(entry.path):
-                        os.unlink(entry.path)
-                        continue
-                    status = entry.stat()
-                except FileNotFoundError:
-                    continue
-                total += status.st_size
-                if not entry.name.endswith(_TEMPORARY):
-                    copies.append((status.st_mtime_ns, status.st_size, entry.path))
-            for _, freed, path in sorted(copies):
-                if total <= self._options.max_bytes:
-                    break
-                Path(path).unlink(missing_ok=True)
-                total -= freed
-                self._count("evicted")
-            if total > self._options.max_bytes:
-                raise OSError(f"{self._options.max_bytes} bytes are taken by files that are being fetched")
-            # Others see by its size that the room is taken.
-            os.ftruncate(target.fileno(), size)
+                status = entry.stat()
+            except FileNotFoundError:
+                continue
+            total += status.st_size
+            if not entry.name.endswith(_TEMPORARY):
+                copies.append((status.st_mtime_ns, status.st_size, entry.path))
+        for _, freed, path in sorted(copies):
+            if total <= self._options.max_bytes:
+                break
+            Path(path).unlink(missing_ok=True)
+            total -= freed
+            self._count("evicted")
+        if total > self._options.max_bytes:
+            raise OSError(f"{self._options.max_bytes} bytes are taken by files that are being fetched")
 
     def _counting(self) -> AbstractContextManager[Any]:
         """Nobody else counts files, or changes how many there are, inside the block."""
