@@ -70,6 +70,10 @@ def test_a_list_of_any_length_stays_so() -> None:
     ("inputs", "error"),
     [
         (["a", "x"], r"inputs \['a', 'x'\], columns \['a', 'b', 'c'\], without a column: \['x'\]"),
+        (
+            ["b:float32", "a", "x"],
+            r"inputs \['b', 'a', 'x'\], columns \['a', 'b', 'c'\], without a column: \['x'\]",
+        ),
         (["a:float32"], "cannot hold every id"),
         (["a:int32"], "cannot hold every id.*dtype='int64'.*Received: column int64, input int32"),
         (["a:uint64"], "cannot hold every id"),
@@ -110,6 +114,8 @@ def test_labels_match_outputs_by_name_then_position() -> None:
     assert by_position.labels == ["y0", "y1"]
     with pytest.raises(ValueError, match=r"labels \['y0'\], outputs \['click', 'spend'\]"):
         OutputBinding(model, outputs, labels_of("y0"))
+    with pytest.raises(ValueError, match=r"labels \['spend', 'clik'\], outputs \['click', 'spend'\]"):
+        OutputBinding(model, outputs, labels_of("spend", "clik"))
 
 
 def test_several_labels_of_one_output_are_stacked() -> None:

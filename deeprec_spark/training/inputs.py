@@ -21,7 +21,7 @@ class InputBinding:
     """Which columns a model takes, and in what structure it is called with them.
 
     - A functional or sequential model with named inputs that are all columns: by name.
-    - Otherwise as many columns as inputs: by position.
+    - As many columns as inputs, and no name in common: by position.
     - A subclassed model: the column itself if there is one, else a dict of all columns.
 
     Args:
@@ -30,6 +30,9 @@ class InputBinding:
 
     Attributes:
         columns: the names of the columns that are used, in the order in which tensors travel.
+
+    Raises:
+        ValueError: the columns are others than the inputs, some of the names but not all, or of another type.
     """
 
     def __init__(self, model: Any, features: Mapping[str, Array]) -> None:
@@ -86,7 +89,8 @@ class InputBinding:
 class OutputBinding:
     """The outputs of a model, and which label columns each is compared with.
 
-    Labels match outputs by name, else by position. Several labels of a single output are stacked `[batch, labels]`.
+    Labels match outputs by name, or by position where no name is common to both. Several labels of a single output are
+    stacked `[batch, labels]`.
 
     Args:
         model: a built Keras model.
@@ -100,14 +104,15 @@ class OutputBinding:
         self.labels = list(labels)
         named = set(self.names) <= set(self.labels)
         self._stacked = len(self.names) == 1 and len(self.labels) > 1 and not named
-        fits = not self.labels or named or len(self.labels) == len(self.names)
+        strangers = not set(self.names) & set(self.labels)
+        fits = not self.labels or named or (strangers and len(self.labels) == len(self.names))
         if self._stacked:
             # Labels `[batch, labels]` against an output `[batch, 1]` would be broadcast, to a loss of something else.
             fits = keras.tree.flatten(outputs)[0].shape[1:] == (len(self.labels),)
         if not fits:
             raise ValueError(
-                "The labels do not fit the model's outputs: name them alike, or give as many labels as outputs. "
-                f"Received: labels {self.labels}, outputs {self.names}"
+                "The labels do not fit the model's outputs: name all of them alike, or none and give as many labels as "
+                f"outputs. Received: labels {self.labels}, outputs {self.names}"
             )
         if named:
             self.labels = list(self.names)
@@ -191,12 +196,13 @@ def _names(struct: Any) -> list[str]:
 def _match(model: Any, inputs: list[str], columns: list[str]) -> list[str]:
     if set(inputs) <= set(columns):
         return inputs
-    if len(inputs) == len(columns):
-        return columns
     missing = [name for name in inputs if name not in columns]
+    # Some names in common and some not is a misspelt one: by position, columns would reach inputs of other names.
+    if len(inputs) == len(columns) and len(missing) == len(inputs):
+        return columns
     raise ValueError(
-        f"The inputs of model {model.name!r} do not fit the columns: name them alike, or give as many columns as "
-        f"inputs. Received: inputs {inputs}, columns {columns}, without a column: {missing}"
+        f"The inputs of model {model.name!r} do not fit the columns: name all of them alike, or none and give as many "
+        f"columns as inputs. Received: inputs {inputs}, columns {columns}, without a column: {missing}"
     )
 
 
