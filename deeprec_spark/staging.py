@@ -26,6 +26,7 @@ from deeprec_spark.embedding.filesystem import (
     redacted,
     resolve,
 )
+from deeprec_spark.features.groups import is_grouped, ungroup_rows
 from deeprec_spark.features.infer import infer_spec, prepare_dataframe
 from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.prepare import is_prepared, quoted
@@ -69,7 +70,8 @@ class StagedData:
 class Staging:
     """Writes data below `root` for as long as the context is open, and removes it afterwards.
 
-    A Parquet path whose columns bear the mark of preparation (`features.prepare.is_prepared`) is read in place. A
+    A Parquet path whose columns bear the mark of preparation (`features.prepare.is_prepared`) is read in place; but of
+    groups from which only item-level features are wanted, or only group-level ones, flat samples are written. A
     DataFrame, a FeatureTable, SparkXShards or another Parquet path is prepared by Spark; a data creator is run on
     `num_shards` Spark tasks. Nothing passes through the driver. `label_kinds` says how labels are checked where the
     spec does not.
@@ -146,10 +148,13 @@ class Staging:
             spec = spec or find_spec(data)
             if spec is None or not is_prepared(stored, spec):
                 return self._stage_dataframe(stored, columns, spec)
-            spec = self._with_columns(spec, columns, stored.columns)
-            if spec.sample_column is not None:
-                dataset = ParquetDataset.scan(data, spec.sample_column)
-            return StagedData(data, dataset, spec, columns.sample_weight_col)
+            narrowed = self._with_columns(spec, columns, stored.columns)
+            if narrowed.grouping is None and is_grouped(stored):
+                # Without a grouping readers would take lists of samples for the values of one.
+                return self._stage_dataframe(stored, columns, spec)
+            if narrowed.sample_column is not None:
+                dataset = ParquetDataset.scan(data, narrowed.sample_column)
+            return StagedData(data, dataset, narrowed, columns.sample_weight_col)
         frame = as_dataframe(self._spark, data, columns)
         if frame is not None:
             return self._stage_dataframe(frame, columns, spec)
@@ -171,8 +176,10 @@ class Staging:
             spec = _with_kinds(spec, self._label_kinds)
         else:
             spec = self._with_columns(spec, columns, frame.columns)
+        if spec.grouping is None:
+            frame = ungroup_rows(frame)
         if weight:
-            _check_weights(frame, weight)
+            _check_weights(ungroup_rows(frame), weight)
         prepared = prepare_dataframe(frame, spec, keep=[weight] if weight else [])
         location = self._new_location()
         _write_parquet(prepared, location)

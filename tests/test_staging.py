@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from deeprec_spark.data.reader import BatchReader, ReaderOptions, Work
 from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.prepare import DataError, is_prepared, prepare_dataframe
 from deeprec_spark.features.spec import Feature, FeatureKind, FeatureSpec, Label
@@ -184,6 +185,44 @@ def test_columns_that_the_caller_names_are_used(
                 staging.stage(data, DataColumns(["nope"]), spec=SPEC)
             with pytest.raises(ValueError, match=r"no column \['nope'\]"):
                 staging.stage(data, DataColumns(None, ["nope"]), spec=SPEC)
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [(["item", "tags"], "path"), (["user"], "path"), (["user", "item"], "frame")],
+)
+def test_groups_of_which_some_columns_are_wanted(
+    spark: SparkSession, tmp_path: Path, names: list[str], kind: str
+) -> None:
+    """Samples are the same whether group-level features, item-level ones, or both are asked for."""
+    rows = [(7, 1, [1, 2], 0.0, 0.5), (7, 2, [], 1.0, 1.0), (8, 3, [3], 0.0, 2.0)]
+    raw = spark.createDataFrame(rows, "user long, item long, tags array<long>, y double, w double").coalesce(
+        1
+    )
+    spec = FeatureSpec(
+        features=(
+            Feature(name="user", kind=FeatureKind.CATEGORICAL, raw_type="int64"),
+            Feature(name="item", kind=FeatureKind.CATEGORICAL, raw_type="int64"),
+            Feature(name="tags", kind=FeatureKind.SEQUENCE, raw_type="int64", max_length=2),
+        ),
+        labels=(Label(name="y"),),
+    ).grouped(["user"], ["user"])
+    path = str(tmp_path / "train")
+    prepare_dataframe(raw, spec, keep=["w"]).write.parquet(path)
+    spec.save(tmp_path / "feature_spec.json")
+    data = path if kind == "path" else spark.read.parquet(path)
+    with Staging(spark, str(tmp_path / "staging")) as staging:
+        staged = staging.stage(data, DataColumns(names, sample_weight_col="w"), spec=spec)
+        assert staged.spec.feature_names == names
+        assert staged.dataset.num_samples == 3
+        reader = BatchReader(staged.spec, ReaderOptions(10, sample_weight="w"))
+        [batch] = [step.batch.flat() for step in reader.steps(Work(part) for part in staged.dataset.ranges)]
+    assert batch.sample_weight is not None
+    columns = {**batch.features, "y": batch.labels["y"], "w": batch.sample_weight}
+    expected = {"user": [7, 7, 8], "item": [1, 2, 3], "tags": [[1, 2], [-1, -1], [3, -1]], "y": [0, 1, 0]}
+    order = np.argsort(batch.sample_weight)
+    for name, values in columns.items():
+        assert values[order].tolist() == expected.get(name, [0.5, 1.0, 2.0])
 
 
 def test_what_a_killed_driver_staged_is_removed(spark: SparkSession, tmp_path: Path) -> None:
