@@ -127,3 +127,39 @@ def test_training_equals_the_dense_reference(name: str) -> None:
         for our, their in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-6)
     assert trainer.step == 3
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("padding", [None, 1])
+def test_bags_that_the_engine_sums_are_those_that_tensorflow_sums(combiner: str, padding: int | None) -> None:
+    """Weights of one make TensorFlow combine: of ids with three axes, with one, and of ids that the model computes."""
+    random = np.random.default_rng(5)
+    batch = Batch(
+        {"ids": random.integers(0, 9, (16, 6)), "one": random.integers(0, 9, 16)},
+        {"label": random.normal(size=16).astype(np.float32)},
+    )
+
+    def trained(*, weighted: bool) -> list[np.ndarray[Any, Any]]:
+        keras.utils.set_random_seed(3)
+        ids, one = keras.Input((6,), dtype="int64", name="ids"), keras.Input((), dtype="int64", name="one")
+        vectors = []
+        for name, given in (
+            ("shaped", L.Reshape((2, 3))(ids)),
+            ("computed", keras.ops.mod(ids + 3, 9)),
+            ("one", one),
+        ):
+            layer = SparseEmbedding(DIM, combiner, table=name, padding_value=padding)
+            ones = {"weights": keras.ops.ones_like(given, dtype="float32")} if weighted else {}
+            vectors.append(L.Flatten()(layer(given, **ones)))
+        model = keras.Model([ids, one], L.Dense(1)(L.Concatenate()(vectors)))
+        model.compile(keras.optimizers.Adagrad(0.3), "mse")
+        store = LocalStore()
+        trainer = Trainer(model, store)
+        trainer.initialize(batch)
+        for _ in range(3):
+            trainer.train_step(batch)
+        rows = [store.table(name).lookup(np.arange(9)) for name in ("shaped", "computed", "one")]
+        return [*rows, trainer.predict_step(batch)[trainer.output_names[0]]]
+
+    for found, expected in zip(trained(weighted=False), trained(weighted=True), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -4,7 +4,7 @@ A layer flattens its ids, asks the active `RowSource` for one row each, and comb
 context the layer reads its own store (`layers.direct`). Inside one:
 
     RecordContext   notes the ids that reach each layer, returns zeros        (first trace of a step)
-    GatherContext   hands out rows that were pulled for exactly those ids     (second trace of a step)
+    GatherContext   hands out rows that were pulled for exactly those ids, or their sums by bag   (second trace)
     FrozenContext   looks ids up in tables made of stock TensorFlow ops       (export)
 """
 
@@ -26,10 +26,21 @@ Tensor = Any  # tf.Tensor; TensorFlow ships no types
 
 @dataclass(frozen=True)
 class Origin:
-    """What a layer was called with, before flattening: the raw ids, and the id that stands for nothing."""
+    """What a layer was called with, before flattening: the raw ids, the id that stands for nothing, and how the layer
+    combines rows, if that takes no more than the rows (no weights).
+    """
 
     ids: Tensor
     padding_value: int | None
+    combiner: str | None = None
+
+    @property
+    def bag_length(self) -> int | None:
+        """Ids of a bag, padded ones included; None where the trace does not tell it, or there are no bags."""
+        if self.combiner is None or isinstance(self.ids, tf.RaggedTensor):
+            return None
+        inner = list(self.ids.shape[1:])
+        return None if None in inner or 0 in inner else [1, *inner][-1]
 
 
 class RowSource(Protocol):
@@ -37,6 +48,9 @@ class RowSource(Protocol):
 
     def lookup(self, layer: SparseEmbedding, ids: Tensor, origin: Origin) -> Tensor:
         """Rows float32 `[n, embedding_dim]` of int64 `[n]` ids, repeats allowed, in order."""
+
+    def combined(self, layer: SparseEmbedding) -> Tensor | None:
+        """The combined rows float32 `[bags, embedding_dim]` of the layer's next call; None: `lookup` tells its rows."""
 
 
 class FrozenTable(Protocol):
@@ -89,17 +103,36 @@ class RecordContext:
         self.calls.append(RecordedCall(layer, ids, origin))
         return tf.zeros([tf.size(ids), layer.embedding_dim], tf.float32)
 
+    def combined(self, layer: SparseEmbedding) -> Tensor | None:
+        """None: ids are what is asked for."""
+        return None
+
 
 class GatherContext:
-    """Hands each call, in the order that was recorded, the rows of its ids."""
+    """Hands each call, in the order that was recorded, the rows of its ids, or of its bags where they are combined.
 
-    def __init__(self, tables: Sequence[str], rows: Sequence[Tensor]) -> None:
+    Args:
+        tables: of each call.
+        rows: `[ids, width]` or `[bags, width]` of each call.
+        combined: which of these are of bags.
+    """
+
+    def __init__(self, tables: Sequence[str], rows: Sequence[Tensor], combined: Sequence[bool]) -> None:
         self._tables = tables
         self._rows = rows
+        self._combined = combined
         self._next = 0
 
     def lookup(self, layer: SparseEmbedding, ids: Tensor, origin: Origin) -> Tensor:
         """The rows of the next recorded call; a RuntimeError if this is not that call."""
+        return self._take(layer)
+
+    def combined(self, layer: SparseEmbedding) -> Tensor | None:
+        """The rows of the next recorded call, if they are combined; a RuntimeError if this is not that call."""
+        position = self._next
+        return self._take(layer) if position < len(self._tables) and self._combined[position] else None
+
+    def _take(self, layer: SparseEmbedding) -> Tensor:
         position = self._next
         expected = self._tables[position] if position < len(self._tables) else None
         if expected != layer.table:
@@ -135,3 +168,7 @@ class FrozenContext:
                 f"Received: table={layer.table!r}, exported tables {sorted(self._tables)}"
             )
         return tf.ensure_shape(self._tables[layer.table].lookup(ids), [None, layer.embedding_dim])
+
+    def combined(self, layer: SparseEmbedding) -> Tensor | None:
+        """None: stock operations combine."""
+        return None

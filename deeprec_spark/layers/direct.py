@@ -84,6 +84,10 @@ class DirectSource:
 
         return rows_of(self._anchor_tensor())
 
+    def combined(self, layer: SparseEmbedding) -> Tensor | None:
+        """None: the layer combines."""
+        return None
+
     def _anchor_tensor(self) -> Tensor:
         if self._anchor is None:
             with tf.init_scope():

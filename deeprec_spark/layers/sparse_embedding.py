@@ -124,11 +124,17 @@ class SparseEmbedding(IdLayer):
         if not isinstance(ids, tf.RaggedTensor):
             ids = tf.convert_to_tensor(ids)
         check_ids(ids, weights, where=f"SparseEmbedding {self.name!r}")
-        origin = context.Origin(ids, self.padding_value)
+        source = context.active() or self._direct
+        rows = source.combined(self)
+        if rows is not None:
+            # The shape that bags sum to: `[B]` or `[B, …, L]` ids, whose inner axes the trace knows.
+            inner = list(ids.shape[1:-1])
+            result = tf.reshape(rows, [-1, *inner, self.embedding_dim]) if inner else rows
+            return tf.cast(result, self.compute_dtype)
         if weights is not None:
             weights = tf.cast(weights, tf.float32)
         bags = Bags(ids, weights, self.padding_value)
-        source = context.active() or self._direct
+        origin = context.Origin(ids, self.padding_value, self.combiner if weights is None else None)
         rows = source.lookup(self, bags.values, origin)
         rows.set_shape([None, self.embedding_dim])
         result = bags.restore(rows) if self.combiner is None else bags.combine(rows, self.combiner)

@@ -36,65 +36,48 @@ def call_model(model: Any, inputs: Any, training: bool) -> Any:
 class RowTensors:
     """What a traced step takes for its lookups; see `training.lookups`. One tensor of each for each width."""
 
-    rows: Sequence[Tensor]
-    inverse: Sequence[Tensor]
+    outputs: Sequence[Tensor]
     sizes: Sequence[Tensor]
-    uniques: Sequence[Tensor]
 
     def lists(self) -> list[list[Tensor]]:
         """The tensors in the order of `signature`."""
-        return [list(self.rows), list(self.inverse), list(self.sizes), list(self.uniques)]
+        return [list(self.outputs), list(self.sizes)]
 
     @staticmethod
     def signature(plan: LookupPlan) -> list[list[Any]]:
-        """The specs of the four lists."""
+        """The specs of the two lists."""
+        calls = [sum(len(plan.tables[name]) for name in group) for _, group in plan.groups]
         return [
-            [tf.TensorSpec([None, width], tf.float32) for width, _ in plan.groups],
-            [tf.TensorSpec([None], tf.int32) for _ in plan.groups],
-            [
-                tf.TensorSpec([sum(len(plan.tables[name]) for name in group)], tf.int32)
-                for _, group in plan.groups
-            ],
-            [tf.TensorSpec([len(group)], tf.int32) for _, group in plan.groups],
+            [tf.TensorSpec([None, width], tf.float32) for width in plan.widths],
+            [tf.TensorSpec([count], tf.int32) for count in calls],
         ]
 
     @staticmethod
     def of(plan: LookupPlan, parts: Sequence[Lookups], rows: Mapping[str, Float32Array]) -> list[RowTensors]:
         """The tensors of pulled rows, for each part of a batch."""
-        joined = [as_tensor(array) for array in plan.join_rows(rows)]
-        uniques = [
-            as_tensor(np.array([len(rows[name]) for name in group], np.int32)) for _, group in plan.groups
-        ]
+        joined = plan.join_rows(rows)
         return [
             RowTensors(
-                joined,
-                [as_tensor(array) for array in lookups.inverse],
+                [as_tensor(array) for array in lookups.spread(joined)],
                 [as_tensor(array) for array in lookups.sizes],
-                uniques,
             )
             for lookups in parts
         ]
 
 
-def split_calls(plan: LookupPlan, gathered: Sequence[Tensor], sizes: Sequence[Tensor]) -> list[Tensor]:
-    """What each call of a layer gets, in the order of the calls, of one `[ids, width]` for each width."""
+def gather_context(plan: LookupPlan, parts: Sequence[Tensor]) -> context.GatherContext:
+    """The context that hands the calls of layers what `split_calls` gave."""
+    return context.GatherContext(
+        [call.table for call in plan.calls], parts, [call.combiner is not None for call in plan.calls]
+    )
+
+
+def split_calls(plan: LookupPlan, outputs: Sequence[Tensor], sizes: Sequence[Tensor]) -> list[Tensor]:
+    """What each call of a layer gets, in the order of the calls, of one `[outputs, width]` for each width."""
     parts = [
-        tf.split(rows, lengths, num=lengths.shape[0]) for rows, lengths in zip(gathered, sizes, strict=True)
+        tf.split(rows, lengths, num=lengths.shape[0]) for rows, lengths in zip(outputs, sizes, strict=True)
     ]
     return [parts[group][place] for group, place in plan.places]
-
-
-def _gather_context(
-    plan: LookupPlan, rows: Sequence[Tensor], inverse: Sequence[Tensor], sizes: Sequence[Tensor]
-) -> context.GatherContext:
-    """The context that hands the calls their rows."""
-    tables = [call.table for call in plan.calls]
-    return context.GatherContext(tables, split_calls(plan, lookup(rows, inverse), sizes))
-
-
-def lookup(rows: Sequence[Tensor], inverse: Sequence[Tensor]) -> list[Tensor]:
-    """The row of each id: one `[ids, width]` for each width."""
-    return [tf.gather(values, numbers) for values, numbers in zip(rows, inverse, strict=True)]
 
 
 def sums(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -128,16 +111,14 @@ class EvaluateProgram:
 
     def _step(
         self,
-        rows: list[Tensor],
-        inverse: list[Tensor],
+        outputs: list[Tensor],
         sizes: list[Tensor],
-        uniques: list[Tensor],
         columns: list[Tensor],
         labels: list[Tensor],
         weight: list[Tensor],
     ) -> Tensor:
         inputs, targets = self._binding.pack(columns), self._outputs.pack(labels)
-        gather = _gather_context(self._plan, rows, inverse, sizes)
+        gather = gather_context(self._plan, split_calls(self._plan, outputs, sizes))
         with context.use(gather):
             predicted = call_model(self._model, inputs, training=False)
             gather.finish()
@@ -161,13 +142,11 @@ class PredictProgram:
 
     def _step(
         self,
-        rows: list[Tensor],
-        inverse: list[Tensor],
+        outputs: list[Tensor],
         sizes: list[Tensor],
-        uniques: list[Tensor],
         columns: list[Tensor],
     ) -> list[Tensor]:
-        gather = _gather_context(self._plan, rows, inverse, sizes)
+        gather = gather_context(self._plan, split_calls(self._plan, outputs, sizes))
         with context.use(gather):
             predicted = call_model(self._model, self._binding.pack(columns), training=False)
             gather.finish()

@@ -56,18 +56,22 @@ class Recording:
         computed = -1
         planned = []
         for call, source in zip(calls, sources, strict=True):
-            if source is None:
-                computed += 1
-                planned.append(LookupCall(call.layer.table, call.layer.embedding_dim, recorded=computed))
-            else:
-                planned.append(
-                    LookupCall(
-                        call.layer.table,
-                        call.layer.embedding_dim,
-                        column=source,
-                        padding_value=call.origin.padding_value,
-                    )
+            computed += source is None
+            padding = call.origin.padding_value
+            length = call.origin.bag_length
+            # Of ids that the model computes, those that count are recorded: bags with padding have lost their ends.
+            combines = length is not None and (source is not None or padding is None)
+            planned.append(
+                LookupCall(
+                    call.layer.table,
+                    call.layer.embedding_dim,
+                    column=source,
+                    padding_value=None if source is None else padding,
+                    recorded=computed if source is None else None,
+                    combiner=call.origin.combiner if combines else None,
+                    length=length if combines and length is not None else 1,
                 )
+            )
         self.plan = LookupPlan(planned)
 
     def lookups(self, parts: Sequence[tuple[Sequence[npt.NDArray[Any]], Sequence[Tensor]]]) -> list[Lookups]:

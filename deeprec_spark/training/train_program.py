@@ -1,14 +1,16 @@
 """The traced training step: loss and gradients of a batch, in one part or in several.
 
-    one part       rows ─ gather ─ dense part ─ gradients by row ─ clip         one function
-    several        rows ─ gather ─ dense part ─┐
-                   rows ─ gather ─ dense part ─┴─ gradients by row ─ clip       one function for parts, one for the end
+    one part       outputs of lookups ─ split ─ dense part ─── gradients by row ─ clip
+    several        outputs of lookups ─ split ─ dense part ─┐
+                   outputs of lookups ─ split ─ dense part ─┴─ gradients by row ─ clip
 
-The dense part is what XLA compiles: it has no shape that differs between batches of one size.
+TensorFlow splits, computes the dense part, and clips, if the optimizer does; the engine sums gradients by row. The
+dense part is what XLA compiles: it has no shape that differs between batches of one size.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -27,14 +29,14 @@ from deeprec_spark.training import metrics
 from deeprec_spark.training.buffers import as_array, as_tensor
 from deeprec_spark.training.dense import FlatLayout
 from deeprec_spark.training.inputs import InputBinding, OutputBinding
-from deeprec_spark.training.lookups import LookupPlan
+from deeprec_spark.training.lookups import LookupPlan, Lookups, sum_by_row
 from deeprec_spark.training.optimizers import Clipping
 from deeprec_spark.training.programs import (
     MetricProgram,
     Predicted,
     RowTensors,
     call_model,
-    lookup,
+    gather_context,
     loss_of,
     reached_inputs,
     split_calls,
@@ -68,6 +70,7 @@ class PartTensors:
     """What a step takes of each part of a batch; `weight` holds the sample weights, or nothing."""
 
     rows: RowTensors
+    lookups: Lookups
     columns: Sequence[Tensor]
     labels: Sequence[Tensor]
     weight: Sequence[Tensor]
@@ -79,10 +82,8 @@ class _Given(NamedTuple):
 
     flat: Tensor
     state: Tensor
-    rows: list[Tensor]
-    inverse: list[Tensor]
+    lookups: list[Tensor]
     sizes: list[Tensor]
-    uniques: list[Tensor]
     columns: list[Tensor]
     labels: list[Tensor]
     weight: list[Tensor]
@@ -99,7 +100,7 @@ _HARMLESS = frozenset(
 """Operations that TensorFlow counts as stateful and that change nothing: reads, checks, and calls of functions, which
 are looked at themselves."""
 _Found = tuple[Tensor, Tensor, list[Tensor], list[Tensor], Predicted]
-"""Checks, dense gradient, how the state moved, gradients (gathered rows, or each row once), and what is predicted."""
+"""Checks, dense gradient, how the state moved, gradients of the lookups' outputs, and what is predicted."""
 
 
 class TrainProgram:
@@ -161,9 +162,9 @@ class TrainProgram:
         self._shapes: tuple[Any, ...] | None = None
         self._changed: list[Any] = []
         self._functions: dict[tuple[bool, bool], Any] = {}
-        self._end_function: Any = None
+        self._clip_function = self._trace(self._clip, self._clip_signature()) if clipping else None
         whole = self._function(whole=True, compiled=False)
-        columns = whole.inputs[2 + 4 * len(plan.groups) :][: len(binding.columns)]
+        columns = whole.inputs[2 + 2 * len(plan.groups) :][: len(binding.columns)]
         self._used = reached_inputs(whole.graph, columns)
         self._stateful = _changes_state(whole.graph)
         self.metrics = MetricProgram(
@@ -186,50 +187,34 @@ class TrainProgram:
 
     def run(self, flat: Float32Array, state: Float32Array, parts: Sequence[PartTensors]) -> TrainResult:
         """Run one step on a batch, given in one part or more."""
-        if len(parts) > 1:
-            return self._run_parts(flat, state, parts)
-        checks, gradient, delta, row_gradients, predicted = self._call(flat, state, parts[0], whole=True)
-        return TrainResult(
-            as_array(checks),
-            as_array(gradient),
-            as_array(delta[0]) if delta else None,
-            [as_array(tensor) for tensor in row_gradients],
-            [predicted],
-        )
-
-    def _run_parts(
-        self, flat: Float32Array, state: Float32Array, parts: Sequence[PartTensors]
-    ) -> TrainResult:
-        if self._end_function is None:
-            self._end_function = self._trace(self._end, self._end_signature())
-        total = sum(part.size for part in parts)
-        checks = gradient = None
+        founds = []
         moved = state
-        gathered: list[list[Tensor]] = []
-        predicted: list[Predicted] = []
+        total = sum(part.size for part in parts)
         for part in parts:
-            share = tf.constant(part.size / total, tf.float32)
-            found = self._call(flat, moved, part, share, whole=False)
-            checks = found[0] if checks is None else checks + found[0]
-            gradient = found[1] if gradient is None else gradient + found[1]
+            share = [] if len(parts) == 1 else [tf.constant(part.size / total, tf.float32)]
+            found = self._call(flat, moved, part, *share, whole=len(parts) == 1)
             if found[2]:
                 moved = moved + as_array(found[2][0])
-            gathered.append(found[3])
-            predicted.append(found[4])
-        numbers = [part.rows.inverse for part in parts]
-        check, gradient, row_gradients = self._end_function(
-            gradient,
-            [tf.concat(tensors, 0) for tensors in zip(*gathered, strict=True)],
-            [tf.concat(tensors, 0) for tensors in zip(*numbers, strict=True)],
-            list(parts[0].rows.uniques),
-        )
-        return TrainResult(
-            np.append(as_array(checks), as_array(check)).astype(np.float32),
-            as_array(gradient),
-            moved - state if self._state.size else None,
-            [as_array(tensor) for tensor in row_gradients],
-            predicted,
-        )
+            founds.append(found)
+        checks = _sum([as_array(found[0]) for found in founds])
+        gradient = _sum([as_array(found[1]) for found in founds])
+        of_outputs = [[as_array(tensor) for tensor in found[3]] for found in founds]
+        predicted: list[Predicted] = [found[4] for found in founds]
+        rows, check = sum_by_row([part.lookups for part in parts], of_outputs, self._plan.widths)
+        if self._clip_function is not None:
+            gradient, rows = self._clipped(self._clip_function, gradient, rows, parts[0].lookups)
+        checks = np.append(checks[:-1], checks[-1] + np.float32(check))
+        return TrainResult(checks, gradient, moved - state if self._state.size else None, rows, predicted)
+
+    def _clipped(
+        self, clip: Any, gradient: Float32Array, rows: list[Float32Array], lookups: Lookups
+    ) -> tuple[Float32Array, list[Float32Array]]:
+        lengths = [
+            as_tensor(np.array([len(lookups.keys[name].keys) for name in group], np.int32))
+            for _, group in self._plan.groups
+        ]
+        clipped, clipped_rows = clip(as_tensor(gradient), [as_tensor(values) for values in rows], lengths)
+        return as_array(clipped), [as_array(values) for values in clipped_rows]
 
     def _call(
         self, flat: Float32Array, state: Float32Array, part: PartTensors, *share: Tensor, whole: bool
@@ -270,10 +255,9 @@ class TrainProgram:
             if compiled:
                 logger.info("XLA compiles the dense part of the step")
                 dense_part = tf.function(self._dense_part, jit_compile=True, autograph=False)
-            body = self._step if whole else self._part
             share = [] if whole else [tf.TensorSpec([], tf.float32)]
             self._functions[key] = self._trace(
-                lambda *arguments: body(dense_part, _Given(*arguments[:_GIVEN]), *arguments[_GIVEN:]),
+                lambda *arguments: self._part(dense_part, _Given(*arguments[:_GIVEN]), *arguments[_GIVEN:]),
                 [*self._signature, *share],
             )
         return self._functions[key]
@@ -283,21 +267,15 @@ class TrainProgram:
         traced = tf.function(function, input_signature=list(signature), autograph=False)
         return traced.get_concrete_function()
 
-    def _step(self, dense_part: Any, given: _Given) -> _Found:
-        """A whole batch."""
-        checks, gradient, delta, gathered, predicted = self._part(dense_part, given)
-        check, gradient, row_gradients = self._end(gradient, gathered, given.inverse, given.uniques)
-        return tf.concat([checks, check], 0), gradient, delta, row_gradients, predicted
-
     def _part(self, dense_part: Any, given: _Given, share: Tensor | None = None) -> _Found:
-        """The checks, the dense gradient, how the state moved, the gradients of the gathered rows, loss and outputs."""
-        parts = split_calls(self._plan, lookup(given.rows, given.inverse), given.sizes)
+        """What the step finds of a batch or of a part of it; the checks are those of `TrainResult`."""
+        parts = split_calls(self._plan, given.lookups, given.sizes)
         loss, outputs, gradient, of_calls, new_state, local, tracked = dense_part(
             given.flat, given.state, parts, given.columns, given.labels, given.weight, share
         )
         for variable, value in zip(self._changed, local, strict=True):
             variable.assign(value)
-        checks = tf.stack(sums([loss, *outputs]))
+        checks = tf.stack(sums([loss, *outputs, gradient]))
         delta = [new_state - given.state] if self._state.size else []
         return checks, gradient, delta, _join_calls(self._plan, of_calls), Predicted(loss, outputs, tracked)
 
@@ -311,13 +289,13 @@ class TrainProgram:
         weight: list[Tensor],
         share: Tensor | None,
     ) -> tuple[Any, ...]:
-        """Loss, outputs, gradients and new states, of the rows that each call of a layer gets."""
+        """Loss, outputs, gradients and new states, of what each call of a layer gets."""
         inputs, targets = self._binding.pack(columns), self._outputs.pack(labels)
         tables = [call.table for call in self._plan.calls]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([flat, *parts])
-            gather = context.GatherContext(
-                tables,
+            gather = gather_context(
+                self._plan,
                 [
                     tf.stop_gradient(part) if table in self._frozen else part
                     for table, part in zip(tables, parts, strict=True)
@@ -348,21 +326,12 @@ class TrainProgram:
         outputs = keras.tree.flatten(predicted)
         return loss, outputs, gradient, of_calls, new_state, local, tracked
 
-    def _end(
-        self, gradient: Tensor, gathered: list[Tensor], inverse: list[Tensor], uniques: list[Tensor]
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Sum gradients by row, clip; the sum of them all, as a check."""
-        row_gradients = [
-            _sum_by_row(tf.convert_to_tensor(tensor), numbers, tf.reduce_sum(lengths))
-            for tensor, numbers, lengths in zip(gathered, inverse, uniques, strict=True)
+    def _clip_signature(self) -> list[Any]:
+        return [
+            tf.TensorSpec([self._dense.size], tf.float32),
+            [tf.TensorSpec([None, width], tf.float32) for width in self._plan.widths],
+            [tf.TensorSpec([len(group)], tf.int32) for _, group in self._plan.groups],
         ]
-        if self._clipping:
-            gradient, row_gradients = self._clip(gradient, row_gradients, uniques)
-        return tf.stack([tf.add_n(sums([gradient, *row_gradients]))]), gradient, row_gradients
-
-    def _end_signature(self) -> list[Any]:
-        rows, inverse, _, uniques = RowTensors.signature(self._plan)
-        return [tf.TensorSpec([self._dense.size], tf.float32), rows, inverse, uniques]
 
     def _clip(
         self, flat_gradient: Tensor, row_gradients: list[Tensor], uniques: list[Tensor]
@@ -392,8 +361,12 @@ def _changes_state(graph: Any) -> bool:
 
 
 def _has_fixed_shapes(plan: LookupPlan) -> bool:
-    """Whether the numbers of ids of a batch follow from its size."""
-    return all(call.column is not None and call.padding_value is None for call in plan.calls)
+    """Whether all shapes of a step follow from the size of the batch."""
+    return all(call.fixed for call in plan.calls)
+
+
+def _sum(arrays: Sequence[Float32Array]) -> Float32Array:
+    return functools.reduce(np.add, arrays)
 
 
 def _join_calls(plan: LookupPlan, of_calls: Sequence[Tensor]) -> list[Tensor]:
@@ -405,14 +378,3 @@ def _join_calls(plan: LookupPlan, of_calls: Sequence[Tensor]) -> list[Tensor]:
         tf.concat([tf.convert_to_tensor(tensor) for _, tensor in sorted(calls, key=lambda call: call[0])], 0)
         for calls in joined
     ]
-
-
-def _sum_by_row(gradient: Tensor, numbers: Tensor, rows: Tensor) -> Tensor:
-    """Sum `[ids, width]` over the ids of each row: `[rows, width]`, in the order of the ids.
-
-    Twice as fast as `unsorted_segment_sum`. It leaves rows that no id names uninitialised, but there are none: every
-    row was pulled for an id of this batch.
-    """
-    return tf.raw_ops.SparseSegmentSumGrad(
-        grad=gradient, indices=numbers, segment_ids=tf.range(tf.size(numbers)), output_dim0=rows
-    )

@@ -160,7 +160,7 @@ class Trainer:
         dense, state = _dense_of(reply)
         rows = RowTensors.of(plan, [part.lookups for part in prepared.parts], reply.rows)
         parts = [
-            PartTensors(tensors, part.columns, part.labels, part.weight, part.size)
+            PartTensors(tensors, part.lookups, part.columns, part.labels, part.weight, part.size)
             for tensors, part in zip(rows, prepared.parts, strict=True)
         ]
         result = program.run(dense, state, parts)

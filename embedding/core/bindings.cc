@@ -203,6 +203,7 @@ PYBIND11_MODULE(_core, module) {
       .def("apply_dense", &ApplyDense, py::arg("values").noconvert(), py::arg("slots"), py::arg("gradient").noconvert(),
            py::arg("step"), py::arg("updates"), py::arg("learning_rate"));
 
+  BindLookup(module);
   BindTable(module);
   BindSnapshot(module);
 }

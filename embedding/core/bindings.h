@@ -105,7 +105,8 @@ inline py::array_t<float> NewRows(size_t n, size_t dim) {
 // New arrays for `n` rows of a table, in a dict by column (slots in a dict of their own).
 RowColumns NewColumns(const Table& table, size_t n, py::dict* arrays);
 
-// Define the classes Table and Snapshot.
+// Define the functions of fused lookups, and the classes Table and Snapshot.
+void BindLookup(py::module_& module);
 void BindTable(py::module_& module);
 void BindSnapshot(py::module_& module);
 
