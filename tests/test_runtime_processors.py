@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -24,17 +26,40 @@ sys.stdin.read()
 """
 
 
+# Processes, network and user of its own, as a container has, without its files.
+CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--net"]
+
+
+@pytest.fixture
+def container() -> list[str]:
+    """The start of a command line for a process in a container; the test is skipped where that is not allowed."""
+    tried = subprocess.run([*CONTAINER, "true"], capture_output=True, text=True, timeout=30, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"no namespaces here: {tried.stderr.strip()}")
+    return CONTAINER
+
+
 def started(
-    folder: Path, policy: str, cores: int, executor: int | None = None, nodes: int = 1
-) -> tuple[subprocess.Popen[str], list[object]]:
-    """A process that has configured itself, and what it found."""
+    folder: Path,
+    policy: str,
+    cores: int,
+    executor: int | None = None,
+    nodes: int = 1,
+    *,
+    around: Sequence[str] = (),
+    errors: IO[str] | None = None,
+    **variables: str,
+) -> tuple[subprocess.Popen[str], list[Any]]:
+    """A process that has configured itself, and what it found; its CPU locks are in a folder, unless told otherwise."""
     told = processors.node_environment(policy, cores, executor, nodes)  # type: ignore[arg-type]
-    environment = {**os.environ, **told, "TMPDIR": str(folder)}
+    environment = {**os.environ, **told, "DEEPREC_CPU_LOCKS": str(folder), **variables}
     environment.pop("DEEPREC_NUM_THREADS", None)
+    environment = {name: value for name, value in environment.items() if value}
     process = subprocess.Popen(
-        [sys.executable, "-c", NODE],
+        [*around, sys.executable, "-c", NODE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=errors,
         text=True,
         env=environment,
     )
@@ -53,7 +78,7 @@ def test_pinned_nodes_of_a_host_have_cpus_of_their_own(tmp_path: Path) -> None:
             running.append(process)
             assert (policy, threads, engine) == ("pinned", 1, "1")
             assert cpus == affinity
-            taken += cpus  # type: ignore[arg-type]
+            taken += cpus
         assert sorted(taken) == allowed
         # One too many is not pinned; a CPU comes back when its process ends, even if it is killed.
         process, (_, _, cpus, affinity, _, _) = started(tmp_path, "pinned", 1)
@@ -68,6 +93,57 @@ def test_pinned_nodes_of_a_host_have_cpus_of_their_own(tmp_path: Path) -> None:
         for process in running:
             process.kill()
             process.communicate(timeout=10)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("shared", ["network", "folder"])
+def test_pinned_nodes_see_each_other_by_the_network_or_by_a_folder(
+    tmp_path: Path, container: list[str], shared: str
+) -> None:
+    """As containers with temporary files of their own, or with a network of their own and a folder of the host."""
+    every = len(processors.allowed_cpus())
+    around = container if shared == "folder" else []
+    running, taken = [], []
+    try:
+        for number in range(2):
+            own = tmp_path / str(number)
+            own.mkdir()
+            locks = str(tmp_path / "host") if shared == "folder" else ""
+            process, (_, _, cpus, _, _, _) = started(
+                own, "pinned", every, around=around, DEEPREC_CPU_LOCKS=locks, TMPDIR=str(own)
+            )
+            running.append(process)
+            taken.append(set(cpus))
+    finally:
+        for process in running:
+            process.communicate(timeout=10)
+    assert not taken[0] & taken[1]
+    if shared == "folder":
+        assert taken == [set(processors.allowed_cpus()), set()]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("locks", ["", "shared"])
+def test_a_pinned_node_in_a_container_warns_that_others_may_have_its_cpus(
+    tmp_path: Path, container: list[str], locks: str
+) -> None:
+    told = str(tmp_path / locks) if locks else ""
+    with (tmp_path / "errors").open("w+") as errors:
+        process, (_, _, cpus, _, _, _) = started(
+            tmp_path,
+            "pinned",
+            1,
+            around=container,
+            errors=errors,
+            DEEPREC_CPU_LOCKS=told,
+            TMPDIR=str(tmp_path),
+        )
+        process.communicate(timeout=10)
+        errors.seek(0)
+        said = errors.read()
+    assert len(cpus) == 1
+    everything = len(processors.allowed_cpus()) == os.cpu_count()
+    assert ("another container of this host may have taken the same" in said) == (everything and not locks)
 
 
 @pytest.mark.timeout(60)

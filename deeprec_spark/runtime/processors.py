@@ -5,17 +5,20 @@ the node finds out what it may really use (affinity, cgroup) and acts on the pol
 
     default    up to as many threads as its executor has cores, if it may use so many CPUs: twice its part of them where
                several nodes share them; the system places them
-    pinned     CPUs of its own, which no other pinned node of the host has, and as many threads
+    pinned     CPUs of its own, and as many threads; no other pinned node of the host has them, as far as nodes see each
+               other: see `_claim`
     inline     as by default, but operations of a step run one after the other in the thread that computes it; each
                may still use all threads
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import math
 import os
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +34,12 @@ EXECUTOR_CORES = "DEEPREC_EXECUTOR_CORES"
 EXECUTOR_NODES = "DEEPREC_EXECUTOR_NODES"
 ENGINE_THREADS = "DEEPREC_NUM_THREADS"
 
+CPU_LOCKS = "DEEPREC_CPU_LOCKS"
+
 _CGROUP = Path("/sys/fs/cgroup")
+_NAMESPACES = Path("/proc/self/ns")
+# The kernel's number (PROC_PID_INIT_INO) of the first namespace of processes, that of the host.
+_HOST_PROCESSES = "pid:[4026531836]"
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,8 @@ def configure(environment: Mapping[str, str] | None = None) -> Processors:
             chosen = Processors(policy, len(cpus), tuple(cpus))
         else:
             logger.warning(
-                "Not pinned: other nodes have all CPUs of this host that this one may use, %s", allowed_cpus()
+                "Not pinned: other nodes, of this job or another, have all CPUs that this one may use, %s",
+                allowed_cpus(),
             )
             chosen = Processors(policy, max(1, min(int(environment.get(CORES, "1")), usable_cpus())))
     else:
@@ -142,24 +151,74 @@ def current() -> Processors:
     return _current or Processors("default", usable_cpus())
 
 
-# Open as long as this process lives: the system frees the locks at its end, however it ends.
-_locks: list[int] = []
+def container_without_cpus(namespaces: Path = _NAMESPACES) -> bool:
+    """Whether this is a container (processes of its own) that may run on all CPUs of the host, as others may, too."""
+    try:
+        inside = os.readlink(namespaces / "pid") != _HOST_PROCESSES
+    except OSError:
+        return False
+    return inside and len(allowed_cpus()) == os.cpu_count()
+
+
+# Open as long as this process lives: the system frees names and locks at its end, however it ends.
+_held: list[socket.socket | int] = []
 
 
 def _claim(count: int) -> list[int]:
-    """Up to `count` CPUs that no other pinned process of this host has: a locked file stands for each."""
-    folder = Path(tempfile.gettempdir()) / f"deeprec-spark-cpus-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    """Up to `count` CPUs that no other pinned process has, of those that this one can know of.
+
+    For each CPU stands a name (abstract Unix socket), which all processes of the host's network see whatever their user
+    and files, and a locked file, which all see that share the folder. `CPU_LOCKS` names a folder that is shared by
+    more than the network is, as by all pods of a host; then it alone counts.
+    """
+    told = os.environ.get(CPU_LOCKS)
+    folder = Path(told or Path(tempfile.gettempdir()) / f"deeprec-spark-cpus-{os.getuid()}")
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     found: list[int] = []
     for cpu in allowed_cpus():
         if len(found) == count:
             break
-        lock = os.open(folder / str(cpu), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+        name = None if told else _take_name(cpu)
+        if name is None and not told:
             continue
-        _locks.append(lock)
+        lock = _take_lock(folder / str(cpu))
+        if lock is None:
+            if name is not None:
+                name.close()
+            continue
+        _held.extend(held for held in (name, lock) if held is not None)
         found.append(cpu)
+    if found and not told and container_without_cpus():
+        logger.warning(
+            "Pinned to CPUs %s in a container that has no CPUs of its own (cpuset): another container of this host may "
+            "have taken the same, unless they share its network or the folder of temporary files. Give containers "
+            "CPUs (on Kubernetes the static CPU manager policy), or set spark.executorEnv.%s to a folder of the host "
+            "that is mounted in all of them, or executor_policy to 'default'. Received: executor_policy='pinned'",
+            ",".join(map(str, found)),
+            CPU_LOCKS,
+        )
     return found
+
+
+def _take_name(cpu: int) -> socket.socket | None:
+    """The socket whose name stands for a CPU; None where another process has it."""
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        name.bind(f"\0deeprec-spark-cpu-{cpu}")
+    except OSError as error:
+        name.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return name
+
+
+def _take_lock(path: Path) -> int | None:
+    """The locked file that stands for a CPU; None where another process has it."""
+    lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
