@@ -156,6 +156,18 @@ def test_other_policies_leave_the_affinity(tmp_path: Path, policy: str) -> None:
     assert engine == str(threads)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("policy", ["default", "pinned"])
+def test_arrow_has_the_threads_of_the_node(tmp_path: Path, policy: str) -> None:
+    """Not what Spark tells Python workers: that is spark.task.cpus."""
+    for told in ("1", "7"):
+        process, (_, threads, *_, arrow) = started(
+            tmp_path, policy, processors.usable_cpus(), OMP_NUM_THREADS=told
+        )
+        process.communicate(timeout=10)
+        assert arrow == threads == processors.usable_cpus()
+
+
 def test_what_a_cgroup_grants(tmp_path: Path) -> None:
     assert processors.cgroup_cpus(tmp_path) is None
     (tmp_path / "cpu.max").write_text("max 100000\n")

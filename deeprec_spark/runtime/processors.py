@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+import pyarrow as pa
+
 logger = logging.getLogger(__name__)
 
 ExecutorPolicy = Literal["default", "pinned", "inline"]
@@ -116,7 +118,8 @@ def usable_cpus() -> int:
 def configure(environment: Mapping[str, str] | None = None) -> Processors:
     """Act on what the driver said; call it before any library starts its threads.
 
-    Sets the affinity of this process (pinned) and the threads of the engine. TensorFlow's are the worker's own matter.
+    Sets the affinity of this process (pinned), and the threads of the engine and of Arrow (those that compute; the ones
+    that wait for files stay as they are). TensorFlow's are the worker's own matter.
     """
     global _current
     environment = os.environ if environment is None else environment
@@ -137,6 +140,8 @@ def configure(environment: Mapping[str, str] | None = None) -> Processors:
         cores = min(usable_cpus(), int(environment.get(EXECUTOR_CORES, usable_cpus())))
         chosen = Processors(policy, shared_threads(cores, int(environment.get(EXECUTOR_NODES, "1"))))
     os.environ.setdefault(ENGINE_THREADS, str(chosen.threads))
+    # Spark tells Python workers OMP_NUM_THREADS=spark.task.cpus, which Arrow goes by: one thread to decode Parquet.
+    pa.set_cpu_count(chosen.threads)
     where = f" on CPUs {','.join(map(str, chosen.cpus))}" if chosen.cpus else ""
     logger.info("Executor policy %s: %d threads%s", policy, chosen.threads, where)
     _current = chosen
