@@ -234,7 +234,7 @@ def test_results_are_json_for_everyone(capsys: pytest.CaptureFixture[str], tmp_p
     assert capsys.readouterr().out == 'RESULT {"auc": null, "metrics": {"at": [0.5, null]}}\n'
     assert json.loads((tmp_path / "new" / "result.json").read_text()) == {
         "auc": None,
-        "metrics": {"loss": 0.5},
+        "metrics": {"at": [0.5, None]},
     }
 
 
