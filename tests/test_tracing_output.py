@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from deeprec_spark.runtime.errors import JobError, NodeError
+from deeprec_spark.runtime.orders import Answer, OrderError
 from deeprec_spark.tracing import (
     FitObserver,
     FitRecorder,
@@ -127,6 +131,33 @@ def test_a_remote_folder_gets_what_has_changed(tmp_path: Path) -> None:
         assert server.place("model", "tracing", "trace.json").read_bytes() == b"{}"
         assert place.read_bytes() == b"untouched"
     assert not output.local.exists()
+
+
+def test_nodes_that_do_not_answer_do_not_end_a_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Answer | JobError] = [
+        OrderError("server 0 could not observe: TimeoutError", "TimeoutError"),
+        NodeError("Order 'observe' was not answered within 60 s."),
+        Answer({"calls": {}, "tables": {"items": {"rows": 5, "lookups": 7, "bytes": 64}}}),
+    ]
+
+    def ask(payload: Mapping[str, Any], everyone: bool) -> Mapping[int, Answer]:
+        found = told.pop(0)
+        if isinstance(found, JobError):
+            raise found
+        return {0: found}
+
+    observer = FitObserver("async", num_ps=1, dims={"items": 4})
+    with FitRecorder(observer, TracingOptions(tensorboard=False), str(tmp_path), 1, 1) as recorder:
+        recorder.nodes_started(ask)
+        recorder.epoch_end(0, step=1, results=[])
+        recorder.epoch_end(1, step=2, results=[])
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert ["(1 times so far)" in warnings[0], "(2 times so far)" in warnings[1], len(warnings)] == [
+        True,
+        True,
+        2,
+    ]
+    assert observer.report().shards[0].keys == 7
 
 
 def test_what_cannot_be_written_does_not_end_a_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deeprec_spark.runtime.coordinator import Coordinator
+from deeprec_spark.runtime.errors import ConnectionLostError, RemoteError
 from deeprec_spark.runtime.options import CoordinatorOptions
 from deeprec_spark.runtime.worker_client import NodeClient
 from deeprec_spark.tracing.chrome import MAX_SPANS, JobTrace
 from deeprec_spark.tracing.node import NodeObserver, clock_offset
 from deeprec_spark.tracing.spans import Span, SpanRing, TraceBounds, decode_spans, encode_spans
+from tests.cut_proxy import CutProxy
 
 STEPS = {"capacity": 100, "sample_every": 1}
 
@@ -50,6 +53,52 @@ def test_a_failed_call_is_the_callers_error_and_not_counted() -> None:
     with pytest.raises(ZeroDivisionError):
         observer.timed({"divide": lambda value: 1 / value})["divide"](0)
     assert observer.observe({})[0]["calls"] == {}
+
+
+@pytest.mark.parametrize("error", [TimeoutError("too late"), ConnectionLostError("gone"), RemoteError("odd")])
+def test_spans_wait_for_a_clock_that_does_not_answer(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[Any] = [error, *[7.0] * 5]
+
+    def clock() -> float:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return float(found)
+
+    observer = NodeObserver(clock)
+    observer.observe({"trace": STEPS})
+    observer.timed({"double": lambda value: 2 * value})["double"](4)
+    data, blob = observer.observe({"trace": STEPS})
+    assert (data["calls"]["double"][0], "offset" in data, blob) == (1, False, b"")
+    assert str(error) in caplog.text
+    data, blob = observer.observe({"trace": STEPS})
+    assert ([span.name for span in decode_spans(blob)], "offset" in data) == (["double"], True)
+
+
+def test_what_a_store_cannot_tell_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    def tables() -> dict[str, dict[str, int]]:
+        raise OSError("no such tier")
+
+    observer = NodeObserver(time.monotonic)
+    observer.tables = tables
+    assert observer.observe({}) == ({"calls": {}}, b"")
+    assert "no such tier" in caplog.text
+
+
+def test_the_drivers_clock_is_asked_again_where_the_connection_breaks() -> None:
+    with Coordinator(CoordinatorOptions(num_ps=0, num_workers=1)) as coordinator:
+        proxy = CutProxy(coordinator.address)
+        client = NodeClient(proxy.address, token=coordinator.token, rank=0)
+        try:
+            client.clock()
+            proxy.arm("request", 0)
+            assert abs(client.clock() - time.monotonic()) < 60
+            assert proxy.cuts == 1
+        finally:
+            client.close()
+            proxy.close()
 
 
 def test_spans_survive_the_wire() -> None:

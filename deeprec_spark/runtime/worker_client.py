@@ -107,7 +107,7 @@ class NodeClient:
 
     def clock(self) -> float:
         """The driver's monotonic clock, in seconds."""
-        return float(self._call("clock", {}, timeout=10.0).header["now"])
+        return float(self._repeat("clock", {}, timeout=10.0).header["now"])
 
     def exited(self, code: int, reason: str = "", timeout: float | None = None) -> None:
         """The node's process ended with this exit code, or is about to, for a reason that the code does not tell."""
@@ -169,10 +169,14 @@ class NodeClient:
         self._connection.close()
 
     def _repeat(
-        self, method: str, header: Mapping[str, Any], arrays: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        header: Mapping[str, Any],
+        arrays: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> Message:
         """`_call`, sent again while the connection is lost: for what may arrive twice."""
-        return retried(lambda: self._call(method, header, arrays), _RETRY_SECONDS, self._closed)
+        return retried(lambda: self._call(method, header, arrays, timeout), _RETRY_SECONDS, self._closed)
 
     def _call(
         self,

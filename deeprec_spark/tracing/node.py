@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from deeprec_spark.tracing.spans import SpanRing, TraceBounds, encode_spans
+from deeprec_spark.runtime.errors import JobError
+from deeprec_spark.tracing.spans import Span, SpanRing, TraceBounds, encode_spans
+
+logger = logging.getLogger(__name__)
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
@@ -44,16 +48,28 @@ class NodeObserver:
         return {method: self._timed(method, handler) for method, handler in handlers.items()}
 
     def observe(self, payload: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
-        """Counters, and the spans since the last time; `payload["trace"]` says which spans to keep from now on."""
+        """Counters, and the spans since the last time; `payload["trace"]` says which spans to keep from now on.
+
+        What cannot be told now is left out: no error of it may end the training that it tells of. Without the driver's
+        clock spans wait for the next time.
+        """
         data: dict[str, Any] = {
             "calls": {method: list(counts) for method, counts in list(self._calls.items())}
         }
         if self.tables is not None:
-            data["tables"] = self.tables()
-        spans = self.spans.drain()
+            try:
+                data["tables"] = self.tables()
+            except Exception:  # whatever the store's trouble is, its calls raise it where it matters
+                logger.warning("The tables' counters cannot be told", exc_info=True)
+        spans: list[Span] = []
+        if self.spans:
+            try:
+                data["offset"], data["uncertainty"] = clock_offset(self._ask_clock)
+            except (JobError, TimeoutError, OSError) as error:
+                logger.warning("Spans are told later, since the driver's clock is not known: %s", error)
+            else:
+                spans = self.spans.drain()
         self.spans.configure(TraceBounds(**payload.get("trace") or {}))
-        if spans:
-            data["offset"], data["uncertainty"] = clock_offset(self._ask_clock)
         return data, encode_spans(spans) if spans else b""
 
     def _timed(self, method: str, handler: Callable[[Given], Answer]) -> Callable[[Given], Answer]:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from deeprec_spark.embedding.filesystem import join, redacted
+from deeprec_spark.runtime.errors import JobError
 from deeprec_spark.runtime.orders import Answer
 from deeprec_spark.runtime.phases import PhaseResult, Progress
 from deeprec_spark.tracing.chrome import JobTrace
@@ -73,6 +74,7 @@ class FitRecorder:
         self._workers: dict[int, WorkerReport] = {}
         self._shards: dict[tuple[int, str], int] = {}
         self._calls: dict[int, Mapping[str, Sequence[float]]] = {}
+        self._unanswered = 0
 
     def __enter__(self) -> FitRecorder:
         return self
@@ -146,7 +148,17 @@ class FitRecorder:
             return {}
         bounds = None if self._trace is None else self._trace.bounds
         trace = None if bounds is None else {"capacity": bounds.capacity, "sample_every": bounds.sample_every}
-        answers = self._ask({"trace": trace}, everyone)
+        try:
+            answers = self._ask({"trace": trace}, everyone)
+        except JobError as error:
+            # If a node has failed, whoever trains on it hears so; if it is only too busy to answer, nothing is wrong.
+            self._unanswered += 1
+            logger.warning(
+                "What the nodes tell of themselves has not come (%d times so far); the fit goes on: %s",
+                self._unanswered,
+                error,
+            )
+            return {}
         for rank, answer in answers.items():
             if "tables" in answer.data:
                 self.observer.server(rank, answer.data["tables"])

@@ -53,6 +53,10 @@ class SpanRing:
         """Whether any span is kept."""
         return self._bounds.capacity > 0
 
+    def __len__(self) -> int:
+        """How many spans are kept."""
+        return len(self._spans)
+
     def add(self, name: str, thread: str, start: float, seconds: float, number: int) -> None:
         """Keep a span, unless it is not sampled; the oldest one makes room."""
         if number % self._bounds.sample_every == 0:
