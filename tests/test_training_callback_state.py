@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import numpy as np
@@ -46,3 +48,36 @@ def test_going_back_restores_plain_attributes_and_leaves_the_others() -> None:
     counter.wait = 7
     states.go_back(1)  # forgotten when training went back to 0
     assert counter.wait == 7
+
+
+class Collecting:
+    """A callback that keeps what it sees in collections of other types."""
+
+    def __init__(self) -> None:
+        self.by_metric: defaultdict[str, list[float]] = defaultdict(list)
+        self.counts = Counts("aab")
+        self.order = OrderedDict(b=1, a=[2])
+        self.names = {"x"}
+        self.pair = ([1], "x")
+
+
+def test_collections_keep_their_type_and_what_they_do() -> None:
+    callback = Collecting()
+    states = CallbackStates([callback])
+    callback.by_metric["loss"].append(0.5)
+    states.remember(0)
+    callback.by_metric["loss"].append(0.25)
+    callback.by_metric["auc"].append(0.75)
+    callback.counts["a"] += 5
+    callback.order["a"] = 7
+    callback.names.add("y")
+    callback.pair[0].append(2)
+    states.go_back(0)
+    assert callback.by_metric == {"loss": [0.5]}
+    callback.by_metric["new"].append(1.0)
+    assert callback.counts == Counts({"a": 2, "b": 1})
+    assert callback.counts["none"] == 0
+    assert type(callback.order) is OrderedDict
+    assert list(callback.order.items()) == [("b", 1), ("a", [2])]
+    assert callback.names == {"x"}
+    assert callback.pair == ([1], "x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,8 +61,18 @@ def _is_plain(value: Any) -> bool:
 def _copied(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy() if value.nbytes <= _COPIED_BYTES else value
+    # Subclasses are made in ways of their own: a defaultdict of its factory, a Counter of what it counts.
     if isinstance(value, dict):
-        return type(value)((key, _copied(entry)) for key, entry in value.items())
-    if isinstance(value, list | set):
-        return type(value)(map(_copied, value))
+        mapping = copy.copy(value)
+        for key, entry in value.items():
+            mapping[key] = _copied(entry)
+        return mapping
+    if isinstance(value, list):
+        items = copy.copy(value)
+        items[:] = map(_copied, value)
+        return items
+    if isinstance(value, set):
+        return copy.copy(value)
+    if type(value) is tuple:
+        return tuple(map(_copied, value))
     return value
