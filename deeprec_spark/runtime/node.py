@@ -168,6 +168,7 @@ class NodeProcess:
             rank=self._job.rank,
             incarnation=self._job.incarnation,
             tls=self._job.settings.tls,
+            max_bytes=self._job.settings.max_message_bytes,
         )
         control = NodeControl(client, {**orders, "observe": self._observer.observe}, self._end)
         try:

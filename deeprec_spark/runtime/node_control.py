@@ -10,7 +10,7 @@ from typing import Any
 
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.warm_start import WarmStart
-from deeprec_spark.runtime.errors import JobError, StaleNodeError
+from deeprec_spark.runtime.errors import ConnectionLostError, JobEndedError, StaleNodeError
 from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.store_messages import file_to_dict
 from deeprec_spark.runtime.worker_client import NodeClient, NodeOrder
@@ -23,6 +23,7 @@ Capture = Callable[[int], tuple[Mapping[str, Any], bytes]]
 # These read or write files: other orders must not wait for them.
 _SLOW = frozenset({"write", "restore"})
 _RETRY_SECONDS = 1.0
+_LOST = (ConnectionLostError, JobEndedError, StaleNodeError, TimeoutError, OSError)
 
 
 class NodeControl:
@@ -58,10 +59,13 @@ class NodeControl:
                 order = self._client.next_order(seen)
             except StaleNodeError:
                 order = None
-            except (JobError, TimeoutError, OSError) as error:
+            except Exception as error:  # whatever it is, later orders must be heard
                 if not self._closed.is_set():
                     # The heartbeat decides when a driver out of reach is given up.
-                    logger.warning("No order from the driver: %s", error)
+                    expected = isinstance(error, _LOST)
+                    logger.warning(
+                        "No order from the driver: %s", error, exc_info=None if expected else error
+                    )
                     self._closed.wait(_RETRY_SECONDS)
                 continue
             if order is None:
@@ -87,10 +91,19 @@ class NodeControl:
         except Exception as found:  # whatever it is, the driver must hear of it
             logger.warning("Order %s failed", order.kind, exc_info=found)
             error = found
+        self._answer(order, data, blob, error)
+
+    def _answer(
+        self, order: NodeOrder, data: Mapping[str, Any], blob: bytes, error: Exception | None
+    ) -> None:
         try:
             self._client.answer(order.number, data, blob, error)
-        except (JobError, TimeoutError, OSError) as lost:
+        except _LOST as lost:
             logger.warning("The answer to order %s did not reach the driver: %s", order.kind, lost)
+        except Exception as refused:  # it is too large, or nothing that can be sent
+            logger.warning("The answer to order %s cannot be sent", order.kind, exc_info=refused)
+            if error is None:
+                self._answer(order, {}, b"", refused)
 
 
 def store_orders(store: LocalStore) -> dict[str, OrderHandler]:

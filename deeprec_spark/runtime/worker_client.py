@@ -332,10 +332,13 @@ class Heartbeat:
                 return "the job has ended"
         except StaleNodeError as error:
             return str(error)
-        except (ConnectionLostError, TimeoutError, PermissionError) as error:
+        except JobEndedError:
+            return "the job has ended"
+        except Exception as error:  # whatever it is: a node whose heartbeats end counts as lost
             if time.monotonic() - self._last > self._timeout:
                 return f"the driver was out of reach for {self._timeout:.0f} s: {error}"
-            logger.warning("No heartbeat to the driver: %s", error)
+            expected = isinstance(error, (ConnectionLostError, TimeoutError, PermissionError))
+            logger.warning("No heartbeat to the driver: %s", error, exc_info=None if expected else error)
             return None
         self._last = time.monotonic()
         return None
