@@ -89,6 +89,42 @@ def test_it_fails_as_the_first_did(pool: ThreadPoolExecutor) -> None:
     assert server.handlers()["push"](push(2)).header == {"step": 2}
 
 
+class OrderedStore(LocalStore):
+    """Counts pushes as they come; the first one returns after all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_has_begun = threading.Event()
+        self.first_may_end = threading.Event()
+        self.pushes = 0
+
+    def push(self, request: PushRequest) -> int:
+        self.pushes += 1
+        step = self.pushes
+        if step == 1:
+            self.first_has_begun.set()
+            assert self.first_may_end.wait(30)
+        return step
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_each_is_told_its_own_step_though_the_older_one_ends_last(
+    pool: ThreadPoolExecutor, rank: int
+) -> None:
+    """Two pushes at a time, of two workers or of one."""
+    store = OrderedStore()
+    server = ParameterServer(store, ServerOptions(1, 2))
+    handler = server.handlers()["push"]
+    older = pool.submit(handler, push(1, 1, position=1))
+    assert store.first_has_begun.wait(30)
+    newer = push(2, rank, position=2)
+    assert handler(newer).header == {"step": 2}
+    store.first_may_end.set()
+    assert older.result(30).header == {"step": 1}
+    assert handler(newer).header == {"step": 2}
+    assert server.fence(rank, 1) == {"at": 2}
+
+
 def test_others_than_the_jobs_workers_push_nothing() -> None:
     server = ParameterServer(SlowStore(), ServerOptions(1, 2))
     with pytest.raises(ValueError, match=r"Workers of this job are ranks \[1, 2\]. Received: rank=0"):

@@ -93,8 +93,15 @@ class _Copy:
     """One incarnation of a worker: its pushes that are being applied, and what came of the last one."""
 
     pushing: int = 0
+    sequence: int = 0
+    step: int = 0
     position: Any = None
     failed: Exception | None = None
+
+    def done(self, sequence: int, step: int, position: Any) -> None:
+        """A push was applied. Of two at a time the older one may be so later: the newer one is what counts."""
+        if sequence >= self.sequence:
+            self.sequence, self.step, self.position = sequence, step, position
 
 
 class ParameterServer:
@@ -114,7 +121,6 @@ class ParameterServer:
         self._copies: dict[int, dict[int, _Copy]] = {rank: {} for rank in options.worker_ranks}
         self._pulls = SequenceGuard(options.num_ps)
         self._pushes = SequenceGuard(options.num_ps)
-        self._step = 0
         self._synchronous = options.mode == "sync" and options.num_workers > 1
         ranks, timeout = options.worker_ranks, options.sync_timeout
         self._pull_gather: Gather[PullRequest, PullReply] = Gather(
@@ -208,20 +214,23 @@ class ParameterServer:
             copy = self._copy(sender)
             if known:
                 self._wait_for_first(copy, sender)
-                return Message({"step": self._step})
+                return Message({"step": copy.step})
             copy.failed = None
             copy.pushing += 1
         try:
-            self._step = self._store.push(request)
-            copy.position = message.header.get("position")
+            step = self._store.push(request)
+            with self._lock:
+                copy.done(sender.sequence, step, message.header.get("position"))
         except Exception as error:
-            copy.failed = error
+            with self._lock:
+                if sender.sequence > copy.sequence:
+                    copy.failed = error
             raise
         finally:
             with self._lock:
                 copy.pushing -= 1
                 self._lock.notify_all()
-        return Message({"step": self._step})
+        return Message({"step": step})
 
     def _copy(self, sender: Sender) -> _Copy:
         """What is kept of this copy of a worker. That of long replaced ones goes, however many there were."""
