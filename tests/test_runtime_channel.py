@@ -24,6 +24,8 @@ from deeprec_spark.runtime.handshake import RefusedError, introduce
 from deeprec_spark.runtime.messages import Message, encode
 from deeprec_spark.runtime.stream import ClosedError, Stream
 from deeprec_spark.runtime.transport import TlsOptions, split_address
+from deeprec_spark.tracing.node import NodeObserver
+from deeprec_spark.tracing.spans import decode_spans
 from tests.raw_channel import RawChannel, dial
 
 TOKEN = "token"
@@ -130,6 +132,31 @@ def test_connections_are_kept_and_each_call_at_a_time_has_its_own(
     channel.close()
     with pytest.raises(ConnectionLostError, match="the channel is closed"):
         channel.call("echo", Message())
+
+
+def test_calls_at_a_time_are_of_threads_with_names_of_their_own() -> None:
+    """A trace has a track for each thread's name, on which spans must not overlap."""
+    together = threading.Barrier(2, timeout=30)
+
+    def meet(message: Message) -> Message:
+        together.wait()
+        return Message({"thread": threading.current_thread().name})
+
+    observer = NodeObserver(time.monotonic)
+    observer.observe({"trace": {"capacity": 10}})
+    server = ChannelServer(observer.timed({"meet": meet}), host="127.0.0.1", token=TOKEN, local=False)
+    for _ in range(3):  # numbers of connections that have ended are given again
+        channels = [Channel(server.address, token=TOKEN) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda channel: channel.call("meet", Message()).header["thread"], channels))
+        for channel in channels:
+            channel.close()
+        with server._lock:
+            assert server._lock.wait_for(lambda: not server._threads, 30)
+        assert sorted(found) == ["channel 1", "channel 2"]
+    server.stop()
+    _, blob = observer.observe({"trace": {"capacity": 10}})
+    assert [span.thread for span in decode_spans(blob)].count("channel 1") == 3
 
 
 def test_closing_a_channel_ends_its_running_calls(server: ChannelServer, service: Service) -> None:

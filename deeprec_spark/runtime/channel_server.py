@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import threading
@@ -147,7 +148,10 @@ class ChannelServer:
             except OSError:  # gone already
                 connected.close()
                 return
-            thread = threading.Thread(target=self._run, args=(served, local), name="channel", daemon=True)
+            # The number is free again with the thread's end: a trace has no more of them than there were at a time.
+            taken = {one.name for one in self._threads}
+            name = next(name for number in itertools.count(1) if (name := f"channel {number}") not in taken)
+            thread = threading.Thread(target=self._run, args=(served, local), name=name, daemon=True)
             self._threads[thread] = served
         try:
             thread.start()
