@@ -130,7 +130,12 @@ def test_a_remote_folder_gets_what_has_changed(tmp_path: Path) -> None:
         output.close()
         assert server.place("model", "tracing", "trace.json").read_bytes() == b"{}"
         assert place.read_bytes() == b"untouched"
+        lost = OutputFolder(f"s3://no-such-bucket/tracing{query}&access_key={ACCESS}&secret_key={SECRET}")
+        (lost.local / "trace.json").write_bytes(b"{}")
+        with pytest.raises(OSError, match="no-such-bucket"):
+            lost.close()
     assert not output.local.exists()
+    assert not lost.local.exists()
 
 
 def test_nodes_that_do_not_answer_do_not_end_a_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -150,6 +150,18 @@ def test_the_counts_of_caches_are_those_of_the_newest_report_of_each_copy() -> N
     assert str(observer.report()).splitlines()[-1] == "cache of remote files: hits 8, misses 6"
 
 
+def test_the_counts_of_caches_are_kept_when_the_nodes_start_again() -> None:
+    """Their copies are numbered from 1 again."""
+    observer = FitObserver("async", num_ps=1, dims={})
+    observer.nodes_started()
+    observer.worker(1, {**told(10), "cache": {"hits": 1, "misses": 2}})
+    for hits in (3, 5):
+        observer.nodes_started()
+        observer.worker(1, {**told(10), "cache": {"hits": hits}})
+    assert observer.report().cache == {"hits": 9, "misses": 2}
+    assert observer.report().cache == {"hits": 9, "misses": 2}
+
+
 def test_the_text_of_very_many_shows_the_slowest_and_the_hottest() -> None:
     workers = [worker(index, 1.0 + index) for index in range(1000)]
     shards = [

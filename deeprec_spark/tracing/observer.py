@@ -38,6 +38,7 @@ class FitObserver:
         self._running: dict[int, tuple[int, WorkerReport]] = {}
         self._last: list[WorkerReport] = []
         self._cached: dict[tuple[int, int], dict[str, int]] = {}
+        self._cached_before: Counter[str] = Counter()
         self._tables: dict[int, dict[str, dict[str, Any]]] = {}
         self._keys_before: dict[tuple[int, str], int] = {}
         self.restarts = 0
@@ -81,6 +82,10 @@ class FitObserver:
                 place = (rank, name)
                 self._keys_before[place] = self._keys_before.get(place, 0) + int(values["lookups"])
                 values["lookups"] = 0
+        # Copies of the workers are numbered anew.
+        for counts in self._cached.values():
+            self._cached_before.update(counts)
+        self._cached.clear()
         self.epoch_end()
 
     @property
@@ -98,7 +103,7 @@ class FitObserver:
             [worker for _, worker in sorted(totals.items())],
             self._shards(),
             self.restarts,
-            sum((Counter(counts) for counts in self._cached.values()), Counter()),
+            sum((Counter(counts) for counts in self._cached.values()), self._cached_before),
         )
 
     def _shards(self) -> list[ShardReport]:
@@ -112,14 +117,6 @@ class FitObserver:
 
     def _add(self, rank: int, worker: WorkerReport) -> None:
         self._workers[rank] = _sum(self._workers.get(rank), worker)
-
-
-def summed(workers: Sequence[WorkerReport]) -> WorkerReport:
-    """Several workers' numbers as one."""
-    total = WorkerReport(-1)
-    for worker in workers:
-        total = _sum(total, worker)
-    return total
 
 
 def _sum(before: WorkerReport | None, more: WorkerReport) -> WorkerReport:

@@ -46,7 +46,9 @@ class OutputFolder:
             self._published[file] = state
 
     def close(self) -> None:
-        """`publish`, and remove the local copy of a folder that is elsewhere."""
-        self.publish()
-        if not self._is_local:
-            shutil.rmtree(self.local)
+        """`publish`, and remove the local copy of a folder that is elsewhere, also where it could not be published."""
+        try:
+            self.publish()
+        finally:
+            if not self._is_local:
+                shutil.rmtree(self.local)

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -88,16 +88,17 @@ class FitRecorder:
             logger.info("Where the time went:\n%s", report)
         if self._output is None:
             return
-        with _harmless():
+        with _harmless(), ExitStack() as closing:
+            closing.callback(self._output.close)
+            if self._board is not None:
+                closing.callback(self._board.close)
             (self._output.local / PAGE_FILE).write_text(render(report), encoding="utf-8")
             (self._output.local / DATA_FILE).write_text(
                 json.dumps(report.to_dict(), indent=1), encoding="utf-8"
             )
             if self._trace is not None:
                 self._trace.write(self._output.local / TRACE_FILE)
-            if self._board is not None:
-                self._board.close()
-            self._output.close()
+            closing.close()
             logger.info("Report, trace and TensorBoard logs: %s", redacted(self._output.location))
 
     def nodes_started(self, ask: Ask) -> None:

@@ -13,9 +13,9 @@ STAGES = ("read", "prepare", "pull", "compute", "measure", "push", "wait")
 """Stages of a step, in order.
 
 `read`: the next batch of the data; `prepare`: its tensors and distinct ids; `pull`, `push`: the store, other workers'
-part of a synchronous step included; `compute`: TensorFlow's loss and gradients; `measure`: its metrics; `wait`: there
-was nothing to compute, because a batch or its rows were not there yet, a save held the worker, or its rows had run out
-before those of other workers.
+part of a synchronous step included, and steps that a worker takes part in when its rows have run out before those of
+others; `compute`: TensorFlow's loss and gradients; `measure`: its metrics; `wait`: there was nothing to compute,
+because a batch or its rows were not there yet, or a save held the worker.
 """
 
 
