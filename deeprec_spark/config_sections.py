@@ -89,6 +89,11 @@ class PipelineSection(Section):
     parallel_steps: int = Field(
         2, ge=1, description="Steps that compute at the same time: at most max_staleness + 1 can."
     )
+    warmup_updates: int | None = Field(
+        None,
+        ge=0,
+        description="Updates before which no pull runs ahead; null: 500, or 0 where max_staleness is given.",
+    )
 
     def make_options(self) -> PipelineOptions:
         """The section as the Estimator takes it."""

@@ -21,6 +21,10 @@ from deeprec_spark.tracing import TracingOptions
 from deeprec_spark.training.options import DenseStepOptions
 from deeprec_spark.training.pipeline import PipelineOptions
 
+WARMUP_UPDATES = 500
+"""Updates before which no pull runs ahead, unless a job says otherwise: what they cost in quality is in
+docs/performance.md."""
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -113,13 +117,18 @@ class EstimatorOptions:
 
     @property
     def pipeline_options(self) -> PipelineOptions:
-        """The pipeline of each worker, with a number for `max_staleness`."""
+        """The pipeline of each worker, with numbers for `max_staleness` and `warmup_updates`."""
         pipeline = self.pipeline or PipelineOptions()
         if pipeline.max_staleness is not None:
-            return pipeline
+            return replace(pipeline, warmup_updates=pipeline.warmup_updates or 0)
         # With servers, pushes of others come between a pull and its push in any case; a worker alone stays exact.
         ahead = self.mode == "async" and (self.num_ps > 0 or self.placement == "colocated")
-        return replace(pipeline, max_staleness=1 if ahead and pipeline.depth else 0)
+        warmup = WARMUP_UPDATES if pipeline.warmup_updates is None else pipeline.warmup_updates
+        return replace(
+            pipeline,
+            max_staleness=1 if ahead and pipeline.depth else 0,
+            warmup_updates=warmup if ahead else 0,
+        )
 
     @property
     def cache(self) -> CacheOptions | None:

@@ -238,6 +238,7 @@ def test_a_server_that_is_pulled_from_ahead_in_bfloat16_learns_as_well(
         num_ps=1,
         num_workers=1,
         wire_dtype="bfloat16",
+        pipeline=PipelineOptions(warmup_updates=0),
         model_dir=str(tmp_path),
         spark=spark,
         seed=3,

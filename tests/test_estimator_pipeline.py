@@ -13,20 +13,25 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
-    ("options", "staleness"),
+    ("options", "staleness", "warmup"),
     [
-        ({}, 0),
-        ({"num_ps": 1}, 1),
-        ({"placement": "colocated", "num_workers": 2}, 1),
-        ({"num_ps": 1, "mode": "sync"}, 0),
-        ({"num_ps": 1, "pipeline": PipelineOptions(max_staleness=0)}, 0),
-        ({"num_ps": 1, "pipeline": PipelineOptions(parallel_steps=2)}, 1),
-        ({"pipeline": PipelineOptions(parallel_steps=2)}, 0),
-        ({"pipeline": PipelineOptions(max_staleness=3)}, 3),
+        ({}, 0, 0),
+        ({"num_ps": 1}, 1, 500),
+        ({"placement": "colocated", "num_workers": 2}, 1, 500),
+        ({"num_ps": 1, "mode": "sync"}, 0, 0),
+        ({"num_ps": 1, "pipeline": PipelineOptions(max_staleness=0)}, 0, 0),
+        ({"num_ps": 1, "pipeline": PipelineOptions(parallel_steps=2)}, 1, 500),
+        ({"num_ps": 1, "pipeline": PipelineOptions(warmup_updates=7)}, 1, 7),
+        ({"pipeline": PipelineOptions(parallel_steps=2)}, 0, 0),
+        ({"pipeline": PipelineOptions(max_staleness=3)}, 3, 0),
+        ({"pipeline": PipelineOptions(max_staleness=3, warmup_updates=9)}, 3, 9),
     ],
 )
-def test_asynchronous_servers_are_pulled_from_ahead(options: dict[str, Any], staleness: int) -> None:
-    assert EstimatorOptions(**options).pipeline_options == PipelineOptions(2, staleness)
+def test_asynchronous_servers_are_pulled_from_ahead_after_a_while(
+    options: dict[str, Any], staleness: int, warmup: int
+) -> None:
+    expected = PipelineOptions(2, staleness, warmup_updates=warmup)
+    assert EstimatorOptions(**options).pipeline_options == expected
 
 
 def test_a_configuration_says_how_far_stages_run_ahead_and_what_rows_are_on_the_wire() -> None:

@@ -14,6 +14,7 @@ import pytest
 from deeprec_spark.data import Batch, BatchReader, ParquetDataset, ReaderOptions
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.embedding.store import EmbeddingStore
+from deeprec_spark.estimator_options import EstimatorOptions
 from deeprec_spark.features.criteo import criteo_spec
 from deeprec_spark.features.movielens import prepare_movielens
 from deeprec_spark.features.planted import planted_rows
@@ -169,7 +170,7 @@ def generated(first: int, rows: int) -> Batch:
     return Batch(features, {spec.label_names[0]: made.label.astype(np.float32)})
 
 
-AHEAD = PipelineOptions(max_staleness=1)
+AHEAD = EstimatorOptions(num_ps=1).pipeline_options  # what a job does by itself
 FASTER = {
     # Two steps at once, each on rows that the other has not changed yet.
     "side by side": DenseStepOptions(),
@@ -191,7 +192,7 @@ def test_what_makes_training_faster_costs_no_quality(
         name, units, epochs = "deepfm", {"hidden_units": (64, 32)}, EPOCHS
     else:
         spec, train, test = criteo_spec(), generated(0, 60_000), generated(60_000, 40_000)
-        name, units, epochs = "dlrm", {"bottom_units": (32, 16), "top_units": (32,)}, 2
+        name, units, epochs = "dlrm", {"bottom_units": (32, 16), "top_units": (32,)}, 3
 
     def trained(store: EmbeddingStore, pipeline: PipelineOptions, dense_step: DenseStepOptions) -> float:
         keras.utils.set_random_seed(1)

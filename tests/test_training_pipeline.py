@@ -122,6 +122,29 @@ def test_pulls_run_ahead_of_so_many_pushes_and_no_more(staleness: int, parallel:
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("dropout", [0.3, 0.0], ids=["one at a time", "side by side"])
+def test_no_pull_runs_ahead_of_the_first_updates(dropout: float) -> None:
+    """One step after the other until a pull has seen three updates, then pull i + 1 before push i; in all epochs."""
+    plain, piped = trainer(dropout), trainer(dropout)
+    pipeline = StepPipeline(piped, PipelineOptions(2, 1, warmup_updates=3))
+    for epoch in range(2):
+        prepared = [plain.prepare(batch) for batch in batches()]
+        replies = [plain.pull(prepared[0])]
+        for number, entry in enumerate(prepared):
+            ahead = epoch > 0 or number > 3  # the pull of step 3 has seen three updates
+            if ahead and len(replies) == number + 1 < STEPS:
+                replies.append(plain.pull(prepared[number + 1]))
+            result = plain.compute(entry, replies[number])
+            plain.measure(entry, result)
+            plain.push(entry, result)
+            if not ahead:
+                replies.append(plain.pull(prepared[number + 1]))
+        list(pipeline.train(tagged(batches())))
+        assert pipeline.stale_pulls == (STEPS - 5) + epoch * (STEPS - 1)
+    for mine, theirs in zip(state(piped), state(plain), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 class Meeting(Trainer):
     """A trainer whose steps go on computing only when so many of them are computing."""
 
@@ -457,7 +480,13 @@ def test_giving_up_early_closes_the_source_and_ends_the_threads(depth: int) -> N
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"depth": -1}, {"max_staleness": -1}, {"depth": 0, "max_staleness": 1}, {"parallel_steps": 0}],
+    [
+        {"depth": -1},
+        {"max_staleness": -1},
+        {"depth": 0, "max_staleness": 1},
+        {"parallel_steps": 0},
+        {"warmup_updates": -1},
+    ],
 )
 def test_options_that_cannot_be(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"Received: (depth|parallel_steps)="):

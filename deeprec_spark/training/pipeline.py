@@ -48,11 +48,14 @@ class PipelineOptions:
         parallel_steps: steps that compute at the same time, once their rows are there: `max_staleness` + 1 at most have
             them. Models that change a state in this process (random numbers, as of dropout), XLA and micro batches
             compute one step after the other.
+        warmup_updates: updates of the store before which no pull runs ahead, since the first ones change a model most.
+            None is 500 where `max_staleness` is the job's choice, and 0 where it is given.
     """
 
     depth: int = 2
     max_staleness: int | None = None
     parallel_steps: int = 2
+    warmup_updates: int | None = None
 
     @property
     def staleness(self) -> int:
@@ -64,10 +67,11 @@ class PipelineOptions:
             raise ValueError(
                 f"parallel_steps must be at least 1. Received: parallel_steps={self.parallel_steps}"
             )
-        if self.depth < 0 or self.staleness < 0:
+        if self.depth < 0 or self.staleness < 0 or (self.warmup_updates or 0) < 0:
             raise ValueError(
-                "depth and max_staleness must not be negative. "
-                f"Received: depth={self.depth}, max_staleness={self.max_staleness}"
+                "depth, max_staleness and warmup_updates must not be negative. "
+                f"Received: depth={self.depth}, max_staleness={self.max_staleness}, "
+                f"warmup_updates={self.warmup_updates}"
             )
         if self.staleness > 0 and self.depth == 0:
             raise ValueError(
@@ -143,6 +147,7 @@ class StepPipeline:
         self._gate: Gate[Any] = gate or OpenGate()
         self.clock = clock or StageClock()
         self.options = options or PipelineOptions()
+        self._updates = 0  # of the store, when the last step that has computed was pulled
         self.stale_pulls = 0
         """Pulls that ran ahead of at least one push of this worker."""
 
@@ -212,7 +217,7 @@ class StepPipeline:
 
         while True:
             begin_computing()
-            while not stopped and len(pulled) + len(computed) <= self.options.staleness:
+            while not stopped and len(pulled) + len(computed) <= self._staleness():
                 begun = bool(pulled or computed)
                 if waiting is None:
                     if begun and not self._wait_for_batch(steps.coming):
@@ -239,17 +244,27 @@ class StepPipeline:
                 waiting = next(steps, None) if steps.coming.done() else None
             if computed:
                 step, reply, found = computed.popleft()
-                self._wait_for(reply)
+                self._note(self._wait_for(reply))
                 result = found.result()
             elif pulled:
                 step, reply = pulled.popleft()
-                result = self._compute(step, self._wait_for(reply))
+                result = self._compute(step, self._note(self._wait_for(reply)))
             else:
                 break
             self._measure(step, result)
             pushed.append((step[2], store.submit(self._push, step, result)))
             yield from self._finished(pushed, all_of_them=False)
         yield from self._finished(pushed, all_of_them=True)
+
+    def _staleness(self) -> int:
+        """How many pushes a pull may run ahead of now."""
+        return self.options.staleness if self._updates >= (self.options.warmup_updates or 0) else 0
+
+    def _note(self, reply: PullReply | None) -> PullReply | None:
+        """Count updates by what pulls say of them: in the order of the steps, so that timing decides nothing."""
+        if reply is not None:
+            self._updates = reply.step
+        return reply
 
     def _wait_for_batch(self, batch: Future[Any]) -> bool:
         with self.clock.stage("wait"):
