@@ -197,7 +197,7 @@ def train(
             num_workers=options["workers"],
             mode=mode,
             placement=placement,
-            pipeline=PipelineOptions(max_staleness=options.get("staleness")),
+            pipeline=PipelineOptions(max_staleness=options.get("staleness"), warmup_updates=0),
             model_dir=folder,
             feature_spec=spec,
             spark=spark,
