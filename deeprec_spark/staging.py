@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 SPEC_FILE = "feature_spec.json"
 _PREFIX = "staging-"
+_SHARD_SCHEMA = "spec string, rows long, weighted boolean, file string"
 _SPARK_SCHEMES = ("hdfs:", "viewfs:")
 
 
@@ -182,8 +183,8 @@ class Staging:
             _check_weights(ungroup_rows(frame), weight)
         prepared = prepare_dataframe(frame, spec, keep=[weight] if weight else [])
         location = self._new_location()
-        _write_parquet(prepared, location)
-        return StagedData(location, ParquetDataset.scan(location, spec.sample_column), spec, weight)
+        files = _write_parquet(prepared, location)
+        return StagedData(location, ParquetDataset.scan(location, spec.sample_column, files), spec, weight)
 
     def _stage_creator(
         self,
@@ -201,7 +202,7 @@ class Staging:
             creator, columns, config, batch_size, max_batches, self._num_shards, location, self._label_kinds
         )
         shards = self._spark.range(self._num_shards, numPartitions=self._num_shards)
-        results = shards.mapInArrow(task, "spec string, rows long, weighted boolean").collect()
+        results = shards.mapInArrow(task, _SHARD_SCHEMA).collect()
         specs = {row["spec"] for row in results if row["spec"]}
         if len(specs) > 1:
             raise ValueError(f"All shards of a data creator must yield the same columns. Received: {specs}")
@@ -212,7 +213,7 @@ class Staging:
         weighted = any(row["weighted"] for row in results)
         return StagedData(
             location,
-            ParquetDataset.scan(location),
+            ParquetDataset.scan(location, files={row["file"] for row in results}),
             spec or FeatureSpec.model_validate_json(specs.pop()),
             WEIGHT_COLUMN if weighted else None,
         )
@@ -248,24 +249,22 @@ class Staging:
         return location
 
 
-def _write_parquet(frame: DataFrame, location: str) -> None:
+def _write_parquet(frame: DataFrame, location: str) -> set[str] | None:
     """Write a DataFrame as Parquet files, by Spark where it can be sure to know the filesystem.
 
-    Elsewhere (s3, gs, abfs) Spark would need jars and credentials of its own, so its tasks write through pyarrow, and
-    only the files of tasks that Spark counts stay.
+    Elsewhere (s3, gs, abfs) Spark would need jars and credentials of its own, so its tasks write through pyarrow.
+
+    Returns:
+        The names of the files of attempts that Spark counts; None: all that are there.
     """
     if is_local(location) or location.startswith(_SPARK_SCHEMES):
         frame.write.parquet(location)
-        return
+        return None
     written = frame.mapInArrow(_parquet_writer(location), "name string").collect()
     names = {row["name"] for row in written}
-    filesystem, folder = resolve(location)
-    entries = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    for entry in entries:
-        if entry.type == fs.FileType.File and entry.base_name not in names:
-            filesystem.delete_file(entry.path)
-    if not entries:
+    if not names:
         raise ValueError(f"The data set has no rows. Received: a DataFrame staged in {redacted(location)}")
+    return names
 
 
 def _parquet_writer(location: str) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
@@ -339,7 +338,7 @@ def _creator_task(
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for shard in batch.column(0).to_pylist():
-                spec, rows, weighted = write_shard(
+                written = write_shard(
                     creator,
                     config,
                     batch_size,
@@ -351,7 +350,7 @@ def _creator_task(
                     max_batches=max_batches,
                     label_kinds=label_kinds,
                 )
-                yield pa.RecordBatch.from_pydict({"spec": [spec], "rows": [rows], "weighted": [weighted]})
+                yield pa.RecordBatch.from_pylist([written._asdict()])
 
     return run
 

@@ -25,9 +25,10 @@ def test_shards_hold_every_row_once(tmp_path: Path) -> None:
         write_shard(batches, {"rows": 50}, 8, shard=shard, num_shards=3, location=str(tmp_path))
         for shard in range(3)
     ]
-    assert sum(rows for _, rows, _ in found) == 50
-    assert all(weighted for _, _, weighted in found)
-    [text] = {text for text, _, _ in found}
+    assert sum(each.rows for each in found) == 50
+    assert all(each.weighted for each in found)
+    assert sorted(each.file for each in found) == sorted(path.name for path in tmp_path.iterdir())
+    [text] = {each.spec for each in found}
     spec = FeatureSpec.model_validate_json(text)
     assert [feature.kind for feature in spec.features] == [
         FeatureKind.CATEGORICAL,
@@ -50,22 +51,22 @@ def test_endless_data_stop_at_max_batches(tmp_path: Path) -> None:
         while True:
             yield np.arange(batch_size), np.zeros((batch_size, 1), np.float32)
 
-    counts = [
-        write_shard(endless, {}, 4, shard=s, num_shards=2, location=str(tmp_path), max_batches=5)[1]
+    found = [
+        write_shard(endless, {}, 4, shard=s, num_shards=2, location=str(tmp_path), max_batches=5)
         for s in range(2)
     ]
-    assert counts == [12, 8]
-    assert pq.read_table(tmp_path / "part-00000.parquet").column_names == ["x", "y"]
+    assert [each.rows for each in found] == [12, 8]
+    assert pq.read_table(tmp_path / found[0].file).column_names == ["x", "y"]
 
 
 def test_names_come_from_the_columns(tmp_path: Path) -> None:
     def pairs(config: dict[str, Any], batch_size: int) -> Iterator[Any]:
         yield (np.arange(2), np.arange(2.0)), np.arange(2.0)
 
-    write_shard(
+    written = write_shard(
         pairs, {}, 2, shard=0, num_shards=1, location=str(tmp_path), feature_cols=["a", "b"], label_cols=["c"]
     )
-    assert pq.read_table(tmp_path / "part-00000.parquet").column_names == ["a", "b", "c"]
+    assert pq.read_table(tmp_path / written.file).column_names == ["a", "b", "c"]
     with pytest.raises(ValueError, match=r"2 arrays in x.*Received: \['a'\]"):
         write_shard(pairs, {}, 2, shard=0, num_shards=1, location=str(tmp_path), feature_cols=["a"])
 
@@ -75,6 +76,7 @@ def test_a_shard_without_a_batch_writes_nothing(tmp_path: Path) -> None:
         "",
         0,
         False,
+        "",
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from deeprec_spark.data.creator import write_shard
 from deeprec_spark.data.reader import BatchReader, ReaderOptions, Work
 from deeprec_spark.features.labels import LabelKinds
 from deeprec_spark.features.prepare import DataError, is_prepared, prepare_dataframe
@@ -144,6 +145,24 @@ def test_data_creator_runs_on_every_shard(spark: SparkSession, tmp_path: Path) -
         with pytest.raises(ValueError, match="yielded no batch"):
             staging.stage(creator, DataColumns(), config={"rows": 0}, batch_size=10)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_attempts_of_a_creators_task_do_not_disturb_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    """As with speculation: in the middle of one attempt another one writes the same shard, which does not count."""
+
+    def other(config: dict[str, Any], batch_size: int) -> Iterator[Any]:
+        yield {"id": np.arange(1000, 1050)}, np.zeros(50)
+
+    def creator(config: dict[str, Any], batch_size: int) -> Iterator[Any]:
+        yield {"id": np.arange(10)}, np.zeros(10)
+        [location] = tmp_path.glob("staging-*/0")
+        write_shard(other, {}, 50, shard=0, num_shards=1, location=str(location))
+        yield {"id": np.arange(10, 20)}, np.zeros(10)
+
+    with Staging(spark, str(tmp_path)) as staging:
+        staged = staging.stage(creator, DataColumns())
+        parts = BatchReader(staged.spec, ReaderOptions(100)).batches(iter(staged.dataset.ranges))
+        assert [i for batch, _ in parts for i in batch.features["id"].tolist()] == list(range(20))
 
 
 def test_data_of_another_kind_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,19 @@ DataCreator = Callable[[dict[str, Any], int], Any]
 Arrays = dict[str, npt.NDArray[Any]]
 
 
+class Shard(NamedTuple):
+    """What was written of a shard.
+
+    `spec` is the FeatureSpec of the arrays as JSON and `file` the name of the Parquet file, both "" where the shard has
+    no batch; `weighted` says whether the rows have a sample weight (column `sample_weight`).
+    """
+
+    spec: str
+    rows: int
+    weighted: bool
+    file: str
+
+
 def write_shard(
     creator: DataCreator,
     config: dict[str, Any],
@@ -34,8 +48,10 @@ def write_shard(
     label_cols: Sequence[str] | None = None,
     max_batches: int | None = None,
     label_kinds: LabelKinds | None = None,
-) -> tuple[str, int, bool]:
+) -> Shard:
     """Run a data creator and write this shard's batches as one Parquet file.
+
+    Each call writes a file of its own, so that several attempts of a Spark task do not write to one.
 
     Args:
         creator: `(config, batch_size)` to a `tf.data.Dataset` or an iterable of `(x, y)` or
@@ -46,10 +62,6 @@ def write_shard(
         max_batches: stop after this many batches of the whole data set (for endless ones).
         label_kinds: what labels must be; None decides by the arrays.
 
-    Returns:
-        The FeatureSpec of the arrays as JSON ("" where the shard has no batch), the rows written, and whether
-        they have a sample weight (column `sample_weight`).
-
     Raises:
         ValueError: a batch has another form than the ones above, or than the batch before.
     """
@@ -58,6 +70,8 @@ def write_shard(
     spec: FeatureSpec | None = None
     rows = 0
     weighted = False
+    # By shard first, so that the order of the files, which seeds shuffles, is the same every time.
+    name = f"part-{shard:05d}-{uuid.uuid4().hex}.parquet"
     try:
         for features, labels, weight in _batches(
             creator(config, batch_size), shard, num_shards, max_batches, feature_cols, label_cols
@@ -68,8 +82,7 @@ def write_shard(
             if spec is None:
                 spec = found
                 schema = _to_table(features, labels, weight).schema
-                path = f"{folder}/part-{shard:05d}.parquet"
-                writer = pq.ParquetWriter(path, schema, filesystem=filesystem)
+                writer = pq.ParquetWriter(f"{folder}/{name}", schema, filesystem=filesystem)
                 weighted = weight is not None
             elif found != spec:
                 raise ValueError(
@@ -83,7 +96,7 @@ def write_shard(
     finally:
         if writer is not None:
             writer.close()
-    return spec.model_dump_json() if spec else "", rows, weighted
+    return Shard(spec.model_dump_json(), rows, weighted, name) if spec else Shard("", 0, False, "")
 
 
 def spec_of_arrays(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -73,13 +73,16 @@ class ParquetDataset:
         return round(self.num_rows * self.samples_per_row)
 
     @classmethod
-    def scan(cls, location: str, item_column: str | None = None) -> ParquetDataset:
+    def scan(
+        cls, location: str, item_column: str | None = None, files: Collection[str] | None = None
+    ) -> ParquetDataset:
         """Read the footers below a path or URI: a Parquet file, or a folder of them.
 
         Args:
             location: the path or URI.
             item_column: a column of which each sample has one number, in a list where data are grouped; it tells how
                 many samples there are. None: as many as rows.
+            files: names of the only files to take from the folder, such as those of attempts that count. None: all.
 
         Raises:
             FileNotFoundError: nothing is there, or no Parquet file.
@@ -94,7 +97,9 @@ class ParquetDataset:
             paths = sorted(
                 entry.path
                 for entry in filesystem.get_file_info(selector)
-                if entry.type == fs.FileType.File and _is_data_file(entry.path[len(root) :])
+                if entry.type == fs.FileType.File
+                and _is_data_file(entry.path[len(root) :])
+                and (files is None or entry.base_name in files)
             )
         else:
             raise FileNotFoundError(
