@@ -325,6 +325,21 @@ def test_empty_steps_and_batches() -> None:
         Trainer(single(), LocalStore()).initialize(users([]))
 
 
+@pytest.mark.parametrize(
+    "optimizer", [keras.optimizers.Adam(0.1), keras.optimizers.AdamW(0.1, weight_decay=0.5)]
+)
+def test_an_empty_step_moves_no_weight(optimizer: Any) -> None:
+    """Neither by what earlier steps left in an optimizer's momenta nor by its weight decay."""
+    trainer = started(single(optimizer), users([1]))
+    trainer.train_step(users([1, 2]))
+    _, dense, _ = trainer.pull_dense()
+    dense = dense.copy()
+    trainer.train_empty()
+    step, after, _ = trainer.pull_dense()
+    assert step == 2
+    np.testing.assert_array_equal(after, dense)
+
+
 def test_a_batch_of_padding_alone() -> None:
     items = keras.Input((2,), dtype="int64", name="items")
     pooled = SparseEmbedding(DIM, "mean", table="item", padding_value=-1)(items)

@@ -198,7 +198,7 @@ class Trainer:
         self._weights_are_current = False
 
     def train_empty(self) -> None:
-        """Take part in a synchronous step without a sample."""
+        """Take part in a step without a sample, which by itself changes no parameter."""
         plan = self._recording(training=True).plan
         keys = self._trained(plan.empty())
         self.step = self.store.pull(PullRequest(keys, train=True, dense=True)).step
@@ -209,8 +209,9 @@ class Trainer:
                     name: SparseGradient(unique.keys, np.zeros((0, plan.dims[name]), np.float32))
                     for name, unique in keys.items()
                 },
-                np.zeros(self._dense.size, np.float32),
-                np.zeros(self._state.size, np.float32) if self._state.size else None,
+                # A gradient of zeros is none: momenta and weight decay would move the weights by it.
+                dense_gradient=None,
+                state_delta=None,
                 samples=0,
                 sparse_learning_rate=sparse_rate,
                 dense_learning_rate=rate,
