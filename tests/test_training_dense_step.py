@@ -174,8 +174,9 @@ def test_groups_stay_whole_in_micro_batches() -> None:
 
 def test_losses_that_are_no_means_are_refused() -> None:
     made = model("sgd")
-    made.compile("sgd", {"click": keras.losses.BinaryCrossentropy(reduction="sum"), "spend": "mse"})
-    with pytest.raises(ValueError, match="reduction='sum'"):
-        trainer_of(made, batch(1), micro_batch=4)
+    for reduction in ("sum", None):
+        made.compile("sgd", {"click": keras.losses.BinaryCrossentropy(reduction=reduction), "spend": "mse"})
+        with pytest.raises(ValueError, match=f"reduction={reduction!r}"):
+            trainer_of(made, batch(1), micro_batch=4)
     with pytest.raises(ValueError, match="micro_batch=0"):
         DenseStepOptions(micro_batch=0)

@@ -431,11 +431,10 @@ class Trainer:
                 "class_weight needs a model with one output; weigh the samples instead. "
                 f"Received: outputs {self._outputs.names}"
             )
-        summed = [
-            loss for loss in keras.tree.flatten(self.model.loss) if getattr(loss, "reduction", None) == "sum"
-        ]
-        losses = [getattr(loss, "reduction", None) for loss in keras.tree.flatten(self.model.loss)]
-        other = [reduction for reduction in losses if reduction not in (None, "sum_over_batch_size", "mean")]
+        # Functions and names have no reduction: Keras makes means of them. That of a loss object may be None: a vector.
+        losses = [loss for loss in keras.tree.flatten(self.model.loss) if hasattr(loss, "reduction")]
+        other = [loss.reduction for loss in losses if loss.reduction not in ("sum_over_batch_size", "mean")]
+        summed = [reduction for reduction in other if reduction in ("sum", "none", None)]
         if other and self.options.dense_step.micro_batch is not None:
             raise ValueError(
                 "micro_batch adds up losses that are means over samples: compile the model with the reduction "
@@ -443,8 +442,9 @@ class Trainer:
             )
         if summed:
             logger.warning(
-                "A loss has reduction='sum': several synchronous workers average their gradients by samples, so the "
-                "result depends on their number; use sum_over_batch_size and a learning rate to match"
+                "A loss has reduction=%r: several synchronous workers average their gradients by samples, so the "
+                "result depends on their number; use sum_over_batch_size and a learning rate to match",
+                summed[0],
             )
         labels = self._outputs.pack([tf.constant(array) for array in self._outputs.arrays(sample)])
         self.model._compute_loss(x=inputs, y=labels, y_pred=outputs, training=False)
