@@ -100,6 +100,31 @@ def test_batch_size_must_be_positive() -> None:
         ReaderOptions(batch_size=0)
 
 
+def test_flat_rows_beside_groups_are_groups_of_one(tmp_path: Path) -> None:
+    """A folder may hold both, as when rows of today are stored beside the groups of the days before."""
+    spec = FeatureSpec(
+        features=tuple(
+            Feature(name=name, kind=FeatureKind.CATEGORICAL, raw_type="int64") for name in ("user", "item")
+        ),
+        labels=(Label(name="y"),),
+    ).grouped(["user"], ["user"])
+    pq.write_table(pa.table({"user": [1, 2], "item": [10, 11], "y": [0.0, 1.0]}), tmp_path / "a.parquet")
+    groups = pa.table({"user": [3, 4], "item": [[12, 13, 14], [15]], "y": [[0.0, 1.0, 0.0], [1.0]]})
+    for name in ("b", "c"):
+        pq.write_table(groups, tmp_path / f"{name}.parquet")
+    dataset = ParquetDataset.scan(str(tmp_path), spec.sample_column)
+    assert (dataset.num_rows, dataset.num_samples) == (6, 10)
+    found: list[tuple[int, int, float]] = []
+    for batch, _ in BatchReader(spec, ReaderOptions(3)).batches(iter(dataset.ranges)):
+        assert batch.rows == 3
+        flat = batch.flat()
+        assert batch.size == flat.size == len(flat.features["item"])
+        columns = (flat.features["user"], flat.features["item"], flat.labels["y"])
+        found += list(zip(*(column.tolist() for column in columns), strict=True))
+    later = [(3, 12, 0.0), (3, 13, 1.0), (3, 14, 0.0), (4, 15, 1.0)]
+    assert found == [(1, 10, 0.0), (2, 11, 1.0), *later, *later]
+
+
 def test_columns_that_a_model_does_not_take_are_not_read(tmp_path: Path) -> None:
     """A column that cannot be decoded does no harm where nobody needs it."""
     pq.write_table(pa.table({"id": [1, 2], "list": ["no", "list"], "label": [0, 1]}), tmp_path / "a.parquet")

@@ -125,9 +125,15 @@ class Batch:
 
 
 def concatenate(parts: Sequence[Batch]) -> Batch:
-    """The rows of several batches with the same columns, in order."""
+    """The rows of several batches with the same columns, in order; beside groups, flat samples are groups of one."""
     if len(parts) == 1:
         return parts[0]
+    names = next((part.groups.features for part in parts if part.groups is not None), None)
+    if names is not None:
+        parts = [
+            replace(part, groups=Groups(names, np.ones(part.rows, np.int64))) if part.groups is None else part
+            for part in parts
+        ]
     first = parts[0]
     sizes = [part.groups.sizes for part in parts if part.groups is not None]
     return Batch(
