@@ -55,6 +55,16 @@ def test_scan_errors_name_the_path(tmp_path: Path) -> None:
         ParquetDataset.scan(str(tmp_path))
 
 
+def test_groups_without_items_have_no_samples(tmp_path: Path) -> None:
+    for number, items in enumerate(([[1, 2], [], [3]], [[], []], [[4]])):
+        pq.write_table(
+            pa.table({"item": items}, pa.schema({"item": pa.list_(pa.int64())})),
+            tmp_path / f"{number}.parquet",
+        )
+    dataset = ParquetDataset.scan(str(tmp_path), "item")
+    assert (dataset.num_rows, dataset.num_samples) == (6, 4)
+
+
 def test_empty_files_have_no_ranges(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", 0)
     assert ParquetDataset.scan(str(tmp_path)).num_rows == 0

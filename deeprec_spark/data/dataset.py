@@ -184,10 +184,18 @@ def _row_counts(filesystem: Any, path: str, item_column: str | None) -> list[tup
         (
             group.num_rows,
             group.total_byte_size,
-            group.num_rows if leaf is None else group.column(leaf).num_values,
+            group.num_rows if leaf is None else _values(group.column(leaf)),
         )
         for group in groups
     ]
+
+
+def _values(column: Any) -> int:
+    """How many numbers a column of a row group holds."""
+    counts = column.statistics
+    # An empty list is a place in the column too, but without a value: writers count it with the nulls.
+    empty = counts.null_count if counts is not None and counts.has_null_count else 0
+    return int(column.num_values - empty)
 
 
 def _cut(ranges: Sequence[RowRange], low: int, high: int) -> Iterable[RowRange]:
