@@ -313,6 +313,24 @@ def test_a_frozen_table_in_keras_own_fit() -> None:
     assert (store.statistics()["one"]["rows"], store.statistics()["two"]["rows"]) == (0, 2)
 
 
+def test_outputs_of_half_precision_are_predicted_as_float32() -> None:
+    model = keras.Sequential(
+        [
+            keras.Input((), dtype="int64", name="user"),
+            SparseEmbedding(DIM, table="user"),
+            L.Dense(1, dtype="mixed_bfloat16", bias_initializer="ones", name="out"),
+        ]
+    )
+    model.compile("sgd", "mse", metrics=["mae"])
+    trainer = started(model, users([1]))
+    trainer.train_step(users([1, 2]))
+    [predicted] = trainer.predict_step(users([1, 2])).values()
+    trainer.reset_metrics()
+    trainer.evaluate_step(users([1, 2], predicted[:, 0].tolist()))
+    assert (predicted.dtype, predicted.shape) == (np.float32, (2, 1))
+    assert trainer.metric_results()["mae"] == 0.0
+
+
 def test_empty_steps_and_batches() -> None:
     trainer = started(single(), users([1]))
     start = table_rows(trainer.store, "user", 3)

@@ -137,7 +137,7 @@ class PredictProgram:
         ).get_concrete_function()
 
     def run(self, rows: RowTensors, columns: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
-        """One array for each output."""
+        """One array for each output; those of half precision are float32."""
         return [as_array(tensor) for tensor in self._function(*rows.lists(), list(columns))]
 
     def _step(
@@ -150,7 +150,12 @@ class PredictProgram:
         with context.use(gather):
             predicted = call_model(self._model, self._binding.pack(columns), training=False)
             gather.finish()
-        return [tf.convert_to_tensor(output) for output in keras.tree.flatten(predicted)]
+        return [_readable(tf.convert_to_tensor(output)) for output in keras.tree.flatten(predicted)]
+
+
+def _readable(output: Tensor) -> Tensor:
+    """Half precision as float32: numpy has no bfloat16, and Arrow and Spark take neither half."""
+    return tf.cast(output, tf.float32) if output.dtype in (tf.bfloat16, tf.float16) else output
 
 
 class Predicted(NamedTuple):
