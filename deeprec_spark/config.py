@@ -23,6 +23,7 @@ from deeprec_spark.config_optimizers import (
     sparse_optimizers,
 )
 from deeprec_spark.config_sections import (
+    DeadlinesSection,
     DenseStepSection,
     FeaturesSection,
     PipelineSection,
@@ -38,7 +39,6 @@ from deeprec_spark.redaction import MASK, is_secret, redact_settings, redacted
 
 if TYPE_CHECKING:
     from deeprec_spark.recovery import RestartOptions
-    from deeprec_spark.runtime.options import DeadlineOptions
     from deeprec_spark.runtime.semi_sync import SemiSyncOptions
     from deeprec_spark.saving import CheckpointOptions
 
@@ -230,33 +230,6 @@ class TrainingSection(Section):
                 f"early_stopping watches {stopping.monitor!r}, which needs validate_each_epoch: true"
             )
         return self
-
-
-class DeadlinesSection(Section):
-    """After what time something that does not answer is taken for lost. Seconds."""
-
-    registration_secs: float = Field(
-        300.0, gt=0.0, description="From the start until all nodes are registered."
-    )
-    heartbeat_secs: float = Field(30.0, gt=0.0, description="A node that is silent for so long is lost.")
-    rejoin_secs: float = Field(
-        120.0, gt=0.0, description="How long async training waits for a lost worker's return."
-    )
-    stall_secs: float = Field(
-        3600.0, gt=0.0, description="How long a worker that is alive may make no progress."
-    )
-    step_secs: float = Field(
-        900.0, gt=0.0, description="How long the workers of a synchronous step wait for the slowest of them."
-    )
-    file_secs: float = Field(
-        21600.0, gt=0.0, description="How long a node may write or read its part of a checkpoint."
-    )
-
-    def make_options(self) -> DeadlineOptions:
-        """The Estimator's options."""
-        from deeprec_spark.runtime.options import DeadlineOptions
-
-        return DeadlineOptions(**self.model_dump())
 
 
 class SemiSyncSection(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deeprec_spark.cluster import ClusterOptions
-from deeprec_spark.config import DeadlinesSection
+from deeprec_spark.config_sections import DeadlinesSection
 from deeprec_spark.data.file_cache import CacheOptions
 from deeprec_spark.runtime.coordinator import Coordinator
 from deeprec_spark.runtime.launch import LaunchOptions
