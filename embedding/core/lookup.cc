@@ -109,8 +109,8 @@ std::vector<RowTask> RowTasks(const std::vector<LookupGradient>& parts) {
   for (const LookupGradient& part : parts) {
     for (const LookupCall& call : part.calls) {
       if (call.row_begin == call.row_end) continue;  // it begins where another table does
-      RowTask& table = tables.try_emplace(call.row_begin, RowTask{call.row_begin, call.row_end, 0, call.row_begin})
-                           .first->second;
+      RowTask& table =
+          tables.try_emplace(call.row_begin, RowTask{call.row_begin, call.row_end, 0, call.row_begin}).first->second;
       table.ids += call.ids();
       total += call.ids();
     }
