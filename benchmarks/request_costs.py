@@ -1,7 +1,8 @@
 """What requests and rows cost a server and its client: processor seconds of one process of each, measured directly.
 
 The processes are those of `benchmarks.server`. A request names all tables of the model, and is the pull or the push of
-a step, by turns; what rows cost is the difference between requests with few and with many of them.
+a step, by turns, with keys that are as frequent as those of its data; what rows cost is the difference between requests
+with few and with many of them.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from benchmarks.server import Load, Process, drive, run_for, serve
+from benchmarks.workloads import workload
 
-Way = Literal["unix", "tcp"]
-FEW, MANY = Load("few", 26, 4, pushes=True), Load("step", 26, 250, pushes=True)
+EXPONENT = workload("dlrm", 512).exponent
+FEW, MANY = (Load(name, 26, rows, True, EXPONENT, 64) for name, rows in (("few", 4), ("many", 250)))
+SWEPT = replace(FEW, name="swept", sweep=64)
 SECONDS, ROUNDS = 0.5, 5
 
 
@@ -31,31 +33,39 @@ class RequestCosts:
     server_row: float
 
 
-def measure(
-    ways: Sequence[Way] = ("unix", "tcp"), seconds: float = SECONDS, rounds: int = ROUNDS
-) -> dict[str, RequestCosts]:
-    """The costs over each way: one server process and one client process, each on a core of its own if there are two.
+def measure(seconds: float = SECONDS, rounds: int = ROUNDS) -> dict[str, RequestCosts]:
+    """The costs by "unix" and "tcp", and those by "swept": over a Unix socket, after caches were used by others.
 
-    Rounds with few and with many rows alternate; the first one of each warms up, of the others the median counts.
+    One server process and one client process. Rounds with few and with many rows alternate; the first one of each warms
+    up, of the others the median counts.
     """
-    cores = sorted(os.sched_getaffinity(0))
+    cores = os.sched_getaffinity(0)
     found: dict[str, RequestCosts] = {}
-    for way in ways:
+    for way in ("unix", "tcp"):
         with ExitStack() as stack:
-            server = Process(serve, way, set(cores[:1]))
+            server = Process(serve, way, cores)
             stack.callback(server.close)
-            client = Process(drive, way, server.receive(), 0, set(cores[1:] or cores))
+            client = Process(drive, way, server.receive(), 0, cores)
             stack.callback(client.close)
             client.receive()
             client.send((MANY, 0))
             client.receive()
             seen: dict[Load, list[tuple[float, float]]] = {FEW: [], MANY: []}
+            if way == "unix":
+                seen[SWEPT] = []
             for _ in range(rounds + 1):
                 for load, pairs in seen.items():
                     _, served, [done] = run_for(load, server, [client], seconds)
                     pairs.append((done.seconds / done.requests, served / done.requests))
         median = {load: np.median(pairs[1:], axis=0).tolist() for load, pairs in seen.items()}
         found[way] = costs_between(median[FEW], median[MANY])
+        if way == "unix":
+            client_request, server_request = median[SWEPT]
+            found["swept"] = replace(
+                found[way],
+                client_request=max(client_request, found[way].client_request),
+                server_request=max(server_request, found[way].server_request),
+            )
     return found
 
 

@@ -18,14 +18,14 @@ import os
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from benchmarks import node_load, request_costs, scale_report
 from benchmarks.contestants import Peer
 from benchmarks.peer_process import PeerProcess, end_on_sigterm, say
-from benchmarks.scale_costs import CALIBRATION, CHECKS, Configuration, Observation, costs_of
+from benchmarks.scale_costs import CALIBRATION, CHECKS, Configuration, Observation, between_hosts, costs_of
 from benchmarks.simulator import Cluster, Costs, Mode, Prediction, predict
 from benchmarks.workloads import Workload, workload
 
@@ -55,8 +55,8 @@ def main() -> None:
         observations = _observations(arguments, log)
         batch = max(one.configuration.batch for one in observations)
         requests = _requests(arguments)
-        costs = costs_of(observations, requests["unix"])
-        remote = replace(costs[batch], **asdict(requests["tcp"]))
+        costs = costs_of(observations, requests["swept"])
+        remote = between_hosts(costs[batch], requests["unix"], requests["tcp"])
         checks = [_check(one, costs[one.configuration.batch]) for one in observations]
         grid = _grid(remote, arguments)
         counts = () if arguments.no_nodes else NODES[:1] if arguments.quick else NODES

@@ -114,9 +114,9 @@ def costs_of(observations: Sequence[Observation], requests: RequestCosts) -> dic
 
     `requests` says what messages and rows cost. Of the processor time that was observed, the embedded run says what
     computing takes and how many cores it keeps busy; what 1+1 uses beyond computing, messages and rows is for the dense
-    parameters and all else in a step with servers; what the server of 1+2 sync uses beyond messages and that is for
-    merging rows. How long a message waits for somebody to work on it follows from the throughput of 1+1 at the small
-    batch.
+    parameters and all else in a step with servers. Where it uses less, rows cost no more than it used. What the server
+    of 1+2 sync uses beyond messages and that is for merging rows. How long a message waits for somebody to work on it
+    follows from the throughput of 1+1 at the small batch.
 
     Raises:
         KeyError: a configuration of CALIBRATION is missing.
@@ -127,13 +127,17 @@ def costs_of(observations: Sequence[Observation], requests: RequestCosts) -> dic
         steps = _computing(seen[Configuration(0, 1, batch)])
         one = seen[Configuration(1, 1, batch, staleness=0)]
         merged = seen[Configuration(1, 2, batch, mode="sync")]
-        beside = steps.compute + steps.prepare + 2 * requests.client_request
         served = 2 * requests.server_request
-        server_step = max(0.0, one.server_seconds - served - one.rows * requests.server_row)
+        computed = steps.compute + steps.prepare + 2 * requests.client_request
+        client_row, client_step = _shared(one.worker_seconds - computed, one.rows, requests.client_row)
+        server_row, server_step = _shared(one.server_seconds - served, one.rows, requests.server_row)
         costs[batch] = replace(
             steps,
-            **asdict(requests),
-            client_step=max(0.0, one.worker_seconds - beside - one.rows * requests.client_row),
+            client_request=requests.client_request,
+            client_row=client_row,
+            client_step=client_step,
+            server_request=requests.server_request,
+            server_row=server_row,
             server_step=server_step,
             merge_row=max(0.0, merged.server_seconds - served - server_step) / merged.rows,
             row_bytes=4.0 * DIM,
@@ -142,6 +146,21 @@ def costs_of(observations: Sequence[Observation], requests: RequestCosts) -> dic
         )
     wakeup = _wakeup(costs[SMALL], seen[Configuration(1, 1, SMALL, staleness=0)])
     return {batch: replace(found, wakeup=wakeup) for batch, found in costs.items()}
+
+
+def between_hosts(costs: Costs, here: RequestCosts, there: RequestCosts) -> Costs:
+    """Costs that were found with messages that cost `here`, where they cost `there`."""
+    client_row, server_row = (
+        getattr(there, name) - getattr(here, name) for name in ("client_row", "server_row")
+    )
+    return replace(
+        costs,
+        client_request=there.client_request,
+        client_row=max(0.0, costs.client_row + client_row),
+        server_request=there.server_request,
+        server_row=max(0.0, costs.server_row + server_row),
+        merge_row=max(0.0, costs.merge_row + server_row),
+    )
 
 
 def dense_floats() -> int:
@@ -167,6 +186,12 @@ def _computing(embedded: Observation) -> Costs:
         prepare=prepare,
         embedded_row=tables / embedded.rows,
     )
+
+
+def _shared(seconds: float, rows: float, row: float) -> tuple[float, float]:
+    """Seconds of a step as those of each row, which cost `row` at most, and the rest."""
+    row = min(row, max(0.0, seconds) / rows)
+    return row, max(0.0, seconds - rows * row)
 
 
 def _wakeup(costs: Costs, seen: Observation) -> float:

@@ -12,12 +12,14 @@ docs/benchmarks/server.md; the last line printed is `RESULT {json}`.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
@@ -37,12 +39,24 @@ KEYS = 200_000
 
 @dataclass(frozen=True)
 class Load:
-    """What a client asks for."""
+    """What a client asks for.
+
+    Arguments:
+        tables, rows: `rows` of each table.
+        pushes: whether each pull is followed by a push of its rows.
+        exponent: of the Zipf law that keys are drawn from, as a batch of samples has them; 0 makes all alike.
+        batches: different ones, that are asked for by turns.
+        sweep: megabytes that the client goes through between requests, in a thread for each of its cores: it costs no
+            processor time here, but what caches held is gone, as it is after the computing of a step.
+    """
 
     name: str
     tables: int
-    rows: int  # of each table
+    rows: int
     pushes: bool
+    exponent: float = 0.0
+    batches: int = 8
+    sweep: int = 0
 
 
 LOADS = (Load("step", 26, 250, pushes=True), Load("small", 1, 32, pushes=False))
@@ -134,7 +148,7 @@ def drive(pipe: Pipe, way: str, address: str, number: int, cores: set[int]) -> N
                 _fill(store, load)
                 pipe.send(Done())
                 continue
-            batches = [_requests(load, random) for _ in range(8)]
+            batches = [_requests(load, random) for _ in range(load.batches)]
             pipe.send("prepared")
             pipe.recv()  # once all are
             pipe.send(_work(store, load, batches, time.monotonic() + seconds))
@@ -160,12 +174,29 @@ def _fill(store: Any, load: Load) -> None:
         store.pull(PullRequest({name: keys}, dense=False))
 
 
+@functools.cache
+def _cumulative(exponent: float) -> Any:
+    return np.cumsum(np.arange(1, KEYS + 1, dtype=np.float64) ** -exponent)
+
+
+def draw_keys(load: Load, random: np.random.Generator) -> Any:
+    """Distinct keys of one table for one request: int64 [rows]."""
+    if not load.exponent:
+        return np.sort(random.choice(KEYS, load.rows, replace=False))
+    cumulative = _cumulative(load.exponent)
+    found = np.empty(0, np.int64)
+    while len(found) < load.rows:
+        drawn = np.searchsorted(cumulative, random.random(4 * load.rows) * cumulative[-1])
+        found = np.concatenate([found, drawn])
+        _, first = np.unique(found, return_index=True)
+        found = found[np.sort(first)]
+    return found[: load.rows]
+
+
 def _requests(load: Load, random: np.random.Generator) -> tuple[Any, Any]:
     from deeprec_spark.embedding.store import PullRequest, PushRequest, SparseGradient, UniqueKeys
 
-    keys = {
-        f"t{index}": np.sort(random.choice(KEYS, load.rows, replace=False)) for index in range(load.tables)
-    }
+    keys = {f"t{index}": draw_keys(load, random) for index in range(load.tables)}
     ones = np.ones(load.rows, np.int64)
     gradient = random.normal(size=(load.rows, DIM)).astype(np.float32)
     return (
@@ -175,15 +206,20 @@ def _requests(load: Load, random: np.random.Generator) -> tuple[Any, Any]:
 
 
 def _work(store: Any, load: Load, batches: Sequence[tuple[Any, Any]], end: float) -> Done:
-    requests, began = 0, time.process_time()
-    while time.monotonic() < end:
-        pull, push = batches[requests % len(batches)]
-        store.pull(pull)
-        requests += 1
-        if load.pushes:
-            store.push(push)
-            requests += 1
-    return Done(requests, requests * load.tables * load.rows, time.process_time() - began)
+    requests, used = 0, 0.0
+    cores = len(os.sched_getaffinity(0))
+    swept = [np.zeros(load.sweep * 2**17 // cores) for _ in range(cores)]
+    with ThreadPoolExecutor(cores) as threads:
+        while time.monotonic() < end:
+            pull, push = batches[requests % len(batches)]
+            for call, request in ((store.pull, pull), (store.push, push))[: 1 + load.pushes]:
+                if load.sweep:
+                    list(threads.map(lambda part: np.add(part, 1.0, out=part), swept))
+                began = time.process_time()
+                call(request)
+                used += time.process_time() - began
+                requests += 1
+    return Done(requests, requests * load.tables * load.rows, used)
 
 
 @dataclass

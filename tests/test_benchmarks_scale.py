@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import node_load
@@ -24,12 +25,13 @@ from benchmarks.scale_costs import (
     SMALL,
     Configuration,
     Observation,
+    between_hosts,
     costs_of,
     dense_floats,
 )
 from benchmarks.scale_leases import lease_rows, reserve_rows, smallest_epoch
 from benchmarks.scale_report import Check, Report, held_mib
-from benchmarks.server import Load
+from benchmarks.server import Load, draw_keys
 from benchmarks.simulator import Cluster, Costs, Prediction, predict
 from benchmarks.workloads import Workload
 
@@ -92,6 +94,34 @@ def test_costs_are_found_again_in_what_is_seen_of_them() -> None:
     )
 
 
+def test_rows_cost_no_more_than_the_nodes_used() -> None:
+    dear = replace(REQUESTS, client_row=1.0, server_row=1.0)
+    for batch, found in costs_of(observations(), dear).items():
+        rows = ROWS[batch]
+        assert (found.client_step, found.server_step) == (0.0, 0.0)
+        assert rows * found.client_row == pytest.approx(rows * REQUESTS.client_row + CLIENT_STEP)
+        assert rows * found.server_row == pytest.approx(rows * REQUESTS.server_row + SERVER_STEP)
+        assert rows * found.merge_row == pytest.approx(rows * MERGE_ROW + SERVER_STEP)
+
+
+def test_between_hosts_messages_cost_what_they_do_there() -> None:
+    here = costs_of(observations(), REQUESTS)[LARGE]
+    there = between_hosts(here, REQUESTS, RequestCosts(5e-4, 8e-8, 7e-4, 9e-7))
+    assert (there.client_request, there.server_request) == (5e-4, 7e-4)
+    assert there.client_row == pytest.approx(REQUESTS.client_row + 2e-8)
+    assert there.server_row == pytest.approx(REQUESTS.server_row + 3e-7)
+    assert there.merge_row == pytest.approx(MERGE_ROW + 3e-7)
+    assert (there.client_step, there.server_step) == (here.client_step, here.server_step)
+
+
+def test_keys_of_a_request_are_distinct_and_the_frequent_ones_are_in_each() -> None:
+    random = np.random.default_rng(0)
+    drawn = [draw_keys(MANY, random) for _ in range(4)]
+    assert all(len(np.unique(keys)) == len(keys) == MANY.rows for keys in drawn)
+    assert all({0, 1, 2} <= set(keys.tolist()) for keys in drawn)
+    assert len(draw_keys(FEW, random)) == FEW.rows
+
+
 def test_what_rows_cost_is_told_from_what_requests_cost() -> None:
     def seconds(load: Load) -> tuple[float, float]:
         rows = load.tables * load.rows / 2  # half of a step's costs in each of its two requests
@@ -106,11 +136,14 @@ def test_what_rows_cost_is_told_from_what_requests_cost() -> None:
 
 @pytest.mark.timeout(120)
 def test_requests_and_rows_are_measured() -> None:
-    found = measure(("tcp",), seconds=0.1, rounds=1)["tcp"]
-    # Microseconds and nanoseconds, not what several requests or none would be.
-    assert 1e-5 < found.client_request < 1e-2
-    assert 1e-5 < found.server_request < 1e-2
-    assert 1e-9 < found.server_row < 1e-5
+    costs = measure(seconds=0.1, rounds=1)
+    assert list(costs) == ["unix", "swept", "tcp"]
+    for found in costs.values():
+        # Microseconds and nanoseconds, not what several requests or none would be.
+        assert 1e-5 < found.client_request < 1e-2
+        assert 1e-5 < found.server_request < 1e-2
+        assert 1e-9 < found.server_row < 1e-5
+    assert costs["swept"].client_row == costs["unix"].client_row
 
 
 def test_every_configuration_has_its_place_in_the_simulator() -> None:
