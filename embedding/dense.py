@@ -93,17 +93,6 @@ class DenseVector:
             self._core.apply_dense(self._values, list(self._slots.values()), array, step, step, rate)
             self._updates = step
 
-    def add(self, delta: npt.ArrayLike) -> None:
-        """Add float32 `[n]` to the parameters, past the optimizer."""
-        array = _flat(delta, "delta")
-        if len(array) != len(self._values):
-            raise ValueError(
-                "The delta must be as long as the dense vector. "
-                f"Received: delta of {len(array)}, vector of {len(self._values)}"
-            )
-        with self._lock:
-            self._values += array
-
     def state(self) -> tuple[Float32Array, dict[str, Float32Array], int]:
         """A consistent copy of values, slots by name, and the number of updates."""
         with self._lock:

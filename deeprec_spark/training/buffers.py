@@ -10,16 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-ALIGNMENT = 64  # bytes; TensorFlow aborts the process on a DLPack import that is aligned to less
+from deeprec_spark.runtime.messages import ALIGNMENT, aligned_empty
 
-
-def aligned_empty(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised array whose first byte lies on a 64-byte boundary."""
-    dtype = np.dtype(dtype)
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(num_bytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + num_bytes].view(dtype).reshape(shape)
+# Messages, too, lie so that TensorFlow takes their arrays: it aborts the process on a DLPack import of a worse place.
+__all__ = ["ALIGNMENT", "aligned_empty", "as_array", "as_tensor", "concatenate"]
 
 
 def as_tensor(array: npt.NDArray[Any]) -> Any:
