@@ -269,7 +269,7 @@ def test_positions_survive_json() -> None:
         history={"loss": [0.5]},
         within=EpochPosition(
             steps=7,
-            queue={"epoch": 0, "completed": [1], "done": [[0, 30]]},
+            queue={"completed": [1], "done": [[0, 30]]},
             metrics=[np.array([1.5, 2.5]), np.array([3], np.int32)],
             workers=[WorkerArrays([np.array(2.0)], [np.array([5, 6], np.uint32)])],
             samples=70,

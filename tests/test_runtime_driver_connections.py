@@ -110,7 +110,7 @@ def test_a_request_for_a_lease_that_is_sent_again_gets_the_same(
     assert {got[0]["item"]["n"], later["item"]["n"]} == {1, 2}
     assert two._call("lease", header).header == {"status": "none"}, "its thread no longer waits for this"
     for found in (got[0], later):
-        answer = {"phase": task.number, "index": found["index"], "epoch": found["epoch"]}
+        answer = {"phase": task.number, "index": found["index"]}
         assert [two._call("complete", answer).header["counted"] for _ in range(2)] == [True, True]
     two.finish()
     assert len(running.result(30)) == 1

@@ -53,7 +53,7 @@ def coordinator_messages() -> dict[str, Message]:
         "announce": Message({**node, "address": "127.0.0.1:1"}),
         "exited": Message({**node, "code": 1, "reason": ""}),
         "log": Message({**node, "lines": ["one", "two"]}),
-        "complete": Message({**node, "index": 0, "epoch": 0}),
+        "complete": Message({**node, "index": 0}),
         "progress": Message({**node, "data": {"steps": 1}}),
         "finish": Message({**node, "data": {"steps": 1}}, {"blob": np.zeros(9, np.uint8)}),
         "fail": Message({**node, "reason": "r", "traceback": "t"}),

@@ -1,4 +1,4 @@
-"""WorkQueue: every item once an epoch, whoever dies meanwhile."""
+"""WorkQueue: every item once, whoever dies meanwhile."""
 
 import json
 
@@ -16,14 +16,14 @@ def items(count):
 def drain(queue, owner="a"):
     order = []
     while (lease := queue.take(owner)) is not None:
-        order.append((lease.epoch, lease.item["file"]))
-        assert queue.complete(owner, lease.index, lease.epoch)
+        order.append(lease.item["file"])
+        assert queue.complete(owner, lease.index)
     return order
 
 
 def test_items_come_once_each_in_the_order_given():
     queue = WorkQueue(items(3))
-    assert drain(queue) == [(0, "part-0"), (0, "part-1"), (0, "part-2")]
+    assert drain(queue) == ["part-0", "part-1", "part-2"]
     assert queue.finished
 
 
@@ -33,25 +33,12 @@ def test_an_empty_queue_is_finished():
     assert queue.take("a") is None
 
 
-def test_epochs_follow_each_other_and_shuffle_by_seed():
-    first = drain(WorkQueue(items(20), num_epochs=2, shuffle=True, seed=3))
-    again = drain(WorkQueue(items(20), num_epochs=2, shuffle=True, seed=3))
-    other = drain(WorkQueue(items(20), num_epochs=2, shuffle=True, seed=4))
+def test_the_order_is_shuffled_by_seed():
+    first = drain(WorkQueue(items(20), shuffle=True, seed=3))
+    again = drain(WorkQueue(items(20), shuffle=True, seed=3))
+    other = drain(WorkQueue(items(20), shuffle=True, seed=4))
     assert first == again != other
-    one, two = [name for epoch, name in first if epoch == 0], [name for epoch, name in first if epoch == 1]
-    assert sorted(one) == sorted(two) == sorted(item["file"] for item in items(20))
-    assert one != two
-
-
-def test_the_next_epoch_waits_for_what_is_leased():
-    queue = WorkQueue(items(2), num_epochs=2)
-    one, two = queue.take("a"), queue.take("b")
-    assert queue.complete("a", one.index)
-    assert queue.take("a") is None
-    assert queue.epoch == 0
-    assert queue.complete("b", two.index)
-    assert queue.epoch == 1
-    assert queue.take("a").epoch == 1
+    assert sorted(first) == sorted(item["file"] for item in items(20))
 
 
 def test_leases_of_the_dead_go_to_the_next_who_asks():
@@ -94,22 +81,13 @@ def test_an_item_is_begun_early_only_while_enough_is_left_for_others():
     assert queue.begin("a", third)
 
 
-def test_a_late_completion_of_an_earlier_epoch_does_not_count():
-    queue = WorkQueue(items(1), num_epochs=2)
-    lease = queue.take("a")
-    queue.complete("a", lease.index, lease.epoch)
-    again = queue.take("a")
-    assert not queue.complete("a", lease.index, lease.epoch)
-    assert queue.complete("a", again.index, again.epoch)
-
-
 def test_state_goes_on_where_it_was_with_leases_taken_back():
-    queue = WorkQueue(items(10), num_epochs=3, shuffle=True, seed=1)
-    expected = drain(WorkQueue(items(10), num_epochs=3, shuffle=True, seed=1))
+    queue = WorkQueue(items(10), shuffle=True, seed=1)
+    expected = drain(WorkQueue(items(10), shuffle=True, seed=1))
     done = []
-    for _ in range(14):
+    for _ in range(4):
         lease = queue.take("a")
-        done.append((lease.epoch, lease.item["file"]))
+        done.append(lease.item["file"])
         queue.complete("a", lease.index)
     queue.take("a")
     restored = WorkQueue.from_dict(json.loads(json.dumps(queue.to_dict())))
@@ -129,30 +107,32 @@ def test_a_wrong_state_is_refused(change, message):
         WorkQueue.from_dict({**WorkQueue(items(2)).to_dict(), **change})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"), [({"num_epochs": 0}, "num_epochs=0"), ({"seed": -1}, "seed=-1")]
-)
-def test_arguments_are_checked(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        WorkQueue([], **arguments)
+def test_a_state_that_counts_epochs_is_read():
+    """Positions in checkpoints may count epochs, though a queue is of one."""
+    state = {**WorkQueue(items(2)).to_dict(), "num_epochs": 1, "epoch": 0, "completed": [0]}
+    assert drain(WorkQueue.from_dict(state)) == ["part-1"]
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ValueError, match="seed=-1"):
+        WorkQueue([], seed=-1)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 8),
-    st.integers(1, 3),
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from("tcrs")), max_size=60),
 )
-def test_every_item_counts_exactly_once_an_epoch(count, epochs, actions):
+def test_every_item_counts_exactly_once(count, actions):
     """Whatever owners take, complete, die, or the driver restarts from a saved state."""
-    queue = WorkQueue(items(count), num_epochs=epochs, shuffle=True)
+    queue = WorkQueue(items(count), shuffle=True)
     held = {owner: [] for owner in range(3)}
     counted = []
 
     def complete(owner):
         lease = held[owner].pop()
-        if queue.complete(owner, lease.index, lease.epoch):
-            counted.append((lease.epoch, lease.index))
+        if queue.complete(owner, lease.index):
+            counted.append(lease.index)
 
     for owner, action in actions:
         if action == "t" and (lease := queue.take(owner)) is not None:
@@ -170,4 +150,4 @@ def test_every_item_counts_exactly_once_an_epoch(count, epochs, actions):
         held.setdefault(9, []).append(lease)
         complete(9)
     assert queue.finished
-    assert sorted(counted) == sorted((epoch, index) for epoch in range(epochs) for index in range(count))
+    assert sorted(counted) == list(range(count))

@@ -170,7 +170,7 @@ class NodeService:
                 lease = request.lease
                 if lease is not None:
                     state.active(rank)
-                    found = {"index": lease.index, "epoch": lease.epoch, "item": dict(lease.item)}
+                    found = {"index": lease.index, "item": dict(lease.item)}
                     return Message({"status": "item", "done": lease.done, **found})
                 # What others hold may come back if they die: stay until it is done.
                 if state.stopped or state.queue.leased == state.queue.held((rank, incarnation)):
@@ -189,7 +189,7 @@ class NodeService:
             if state is not None and state.queue is not None:
                 state.active(rank)
                 owner = (rank, incarnation)
-                counted = state.queue.complete(owner, _integer(message, "index"), _integer(message, "epoch"))
+                counted = state.queue.complete(owner, _integer(message, "index"))
                 self._nodes.notify_all()
             return Message({"counted": counted})
 
@@ -204,8 +204,7 @@ class NodeService:
                 state.active(rank)
                 owner = (rank, incarnation)
                 reserve = SLOWED * (len(state.ranks) - 1) * under_way
-                index, epoch = _integer(message, "index"), _integer(message, "epoch")
-                granted = state.queue.begin(owner, index, epoch, reserve=reserve)
+                granted = state.queue.begin(owner, _integer(message, "index"), reserve=reserve)
             return Message({"granted": granted})
 
     def _progress(self, message: Message) -> Message:

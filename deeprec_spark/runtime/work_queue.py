@@ -18,22 +18,19 @@ class Lease:
     """One item handed to one owner until it is completed or the owner is lost; `done` of its rows are done."""
 
     index: int
-    epoch: int
     item: Item
     done: int = 0
 
 
 class WorkQueue:
-    """Items handed out once an epoch; an item whose owner dies goes back to the front.
+    """Items of one epoch, each handed out once; an item whose owner dies goes back to the front.
 
-    An epoch ends when each of its items is completed; the next one, with its own order, starts then. Shuffling is
-    a pure function of (seed, epoch). Safe from many threads. Never waits: `take` returns None where all is handed out.
-    An item of `rows` rows may be done in part: what is handed out again says how many of them are done.
+    Shuffling is a pure function of the seed. Safe from many threads. Never waits: `take` returns None where all is
+    handed out. An item of `rows` rows may be done in part: what is handed out again says how many of them are done.
 
     Arguments:
         items: JSON-able dicts, e.g. a file and its row group.
-        num_epochs: how many times each item is handed out.
-        shuffle: order by seed and epoch instead of as given.
+        shuffle: order by seed instead of as given.
 
     Example:
         >>> queue = WorkQueue([{"file": "a"}])
@@ -42,19 +39,14 @@ class WorkQueue:
         (True, True)
     """
 
-    def __init__(
-        self, items: Sequence[Item], *, num_epochs: int = 1, shuffle: bool = False, seed: int = 0
-    ) -> None:
-        if num_epochs < 1:
-            raise ValueError(f"num_epochs must be at least 1. Received: num_epochs={num_epochs}")
+    def __init__(self, items: Sequence[Item], *, shuffle: bool = False, seed: int = 0) -> None:
         if seed < 0:
             raise ValueError(f"seed must not be negative. Received: seed={seed}")
         self._items = [dict(item) for item in items]
-        self._num_epochs = num_epochs
         self._shuffle = shuffle
         self._seed = seed
         self._lock = threading.Lock()
-        self._start(epoch=0, completed=())
+        self._start(completed=())
 
     def take(self, owner: Hashable, *, steal: bool = False) -> Lease | None:
         """The next item for this owner, or None while (or because) there is none to hand out.
@@ -75,36 +67,30 @@ class WorkQueue:
             self._owners[index] = owner
             if steal:
                 self._begun.add(index)
-            return Lease(index, self._epoch, self._items[index], self._done.get(index, 0))
+            return Lease(index, self._items[index], self._done.get(index, 0))
 
-    def begin(
-        self, owner: Hashable, index: int, epoch: int | None = None, *, reserve: int = 0
-    ) -> bool | None:
+    def begin(self, owner: Hashable, index: int, *, reserve: int = 0) -> bool | None:
         """The owner starts on an item, so that nobody takes it over; False if it no longer holds it.
 
         With a `reserve`: None if fewer rows than that are left to hand out. Items without `rows` count as one.
         """
         with self._lock:
-            if (epoch is not None and epoch != self._epoch) or self._owners.get(index, _NOBODY) != owner:
+            if self._owners.get(index, _NOBODY) != owner:
                 return False
             if index not in self._begun and not self._has_pending(reserve):
                 return None
             self._begun.add(index)
             return True
 
-    def complete(self, owner: Hashable, index: int, epoch: int | None = None) -> bool:
+    def complete(self, owner: Hashable, index: int) -> bool:
         """Mark an item as done; False if this owner no longer holds it (then its work must not count).
 
-        May be repeated within an epoch.
+        May be repeated.
         """
         with self._lock:
-            if epoch is not None and epoch != self._epoch:
-                return False
             if self._owners.get(index, _NOBODY) != owner:
                 return self._completed.get(index, _NOBODY) == owner
             self._complete(index, owner)
-            if not self._pending and not self._owners and self._epoch + 1 < self._num_epochs:
-                self._start(self._epoch + 1, completed=())
             return True
 
     def release(self, owner: Hashable, done: Mapping[int, int] | None = None, *, redo: bool = False) -> int:
@@ -132,7 +118,7 @@ class WorkQueue:
             return len(returned)
 
     def position(self, done: Mapping[int, int] | None = None) -> dict[str, Any]:
-        """What is done of this epoch, without the items: for `from_dict`, beside them.
+        """What is done, without the items: for `from_dict`, beside them.
 
         Arguments:
             done: rows that are done of leased items; those of which nothing is known count as not begun.
@@ -141,7 +127,6 @@ class WorkQueue:
             known = {**self._done, **{i: rows for i, rows in (done or {}).items() if i in self._owners}}
             whole = [index for index, rows in known.items() if self._is_whole(index, rows)]
             return {
-                "epoch": self._epoch,
                 "completed": [*self._completed, *(i for i in whole if i not in self._completed)],
                 "done": [
                     [index, rows]
@@ -156,13 +141,8 @@ class WorkQueue:
             return sum(holder == owner for holder in self._owners.values())
 
     @property
-    def epoch(self) -> int:
-        """The current epoch, from 0."""
-        return self._epoch
-
-    @property
     def pending(self) -> int:
-        """Items of this epoch that nobody holds yet."""
+        """Items that nobody holds yet."""
         return len(self._pending)
 
     @property
@@ -172,15 +152,14 @@ class WorkQueue:
 
     @property
     def completed(self) -> int:
-        """Items of this epoch that are done."""
+        """Items that are done."""
         return len(self._completed)
 
     @property
     def finished(self) -> bool:
-        """Whether every item of every epoch is done."""
+        """Whether every item is done."""
         with self._lock:
-            last = self._epoch + 1 >= self._num_epochs or not self._items
-            return last and not self._pending and not self._owners
+            return not self._pending and not self._owners
 
     def to_dict(self) -> dict[str, Any]:
         """The position, JSON-able; what is leased counts as not done."""
@@ -188,10 +167,8 @@ class WorkQueue:
             return {
                 "version": 1,
                 "items": [dict(item) for item in self._items],
-                "num_epochs": self._num_epochs,
                 "shuffle": self._shuffle,
                 "seed": self._seed,
-                "epoch": self._epoch,
                 "completed": list(self._completed),
                 "done": [[index, rows] for index, rows in sorted(self._done.items()) if rows],
             }
@@ -203,29 +180,24 @@ class WorkQueue:
             raise ValueError(
                 f"Not a WorkQueue state of version 1. Received: version={state.get('version')!r}"
             )
-        queue = cls(
-            state["items"], num_epochs=state["num_epochs"], shuffle=state["shuffle"], seed=state["seed"]
-        )
+        queue = cls(state["items"], shuffle=state["shuffle"], seed=state["seed"])
         completed = [int(index) for index in state["completed"]]
         if len(set(completed)) != len(completed) or not all(0 <= i < len(queue._items) for i in completed):
             raise ValueError(
                 f"A WorkQueue state completes items once, by their index. Received: {completed[:20]}"
             )
-        queue._start(int(state["epoch"]), completed=completed)
+        queue._start(completed=completed)
         for index, rows in state.get("done", []):
             if not 0 <= int(index) < len(queue._items) or int(rows) < 0:
                 raise ValueError(f"A WorkQueue state counts rows of its items. Received: {[index, rows]}")
             queue._done[int(index)] = int(rows)
         return queue
 
-    def _start(self, epoch: int, completed: Sequence[int]) -> None:
-        count = len(self._items)
+    def _start(self, completed: Sequence[int]) -> None:
+        order = list(range(len(self._items)))
         if self._shuffle:
-            order = np.random.default_rng([self._seed, epoch]).permutation(count).tolist()
-        else:
-            order = list(range(count))
+            np.random.default_rng(self._seed).shuffle(order)
         done = set(completed)
-        self._epoch = epoch
         self._pending = deque(index for index in order if index not in done)
         self._owners: dict[int, Hashable] = {}
         self._begun: set[int] = set()

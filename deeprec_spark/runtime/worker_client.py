@@ -52,7 +52,6 @@ class LeasedItem:
 
     data: Mapping[str, Any]
     index: int = field(repr=False)
-    epoch: int = field(repr=False)
     done: int = field(default=0, repr=False)
 
     def __getitem__(self, name: str) -> Any:
@@ -213,9 +212,7 @@ class WorkerClient(NodeClient):
                 found = dict(answer.header["phase"])
                 found["items"] = tuple(found["items"])
                 self._task = PhaseTask(**found, blob=answer.array("blob", np.uint8).tobytes())
-                self._assigned = deque(
-                    LeasedItem(item, index, 0) for index, item in enumerate(self._task.items)
-                )
+                self._assigned = deque(LeasedItem(item, index) for index, item in enumerate(self._task.items))
                 return self._task
 
     def lease(self, *, wait: bool = True) -> LeasedItem | None:
@@ -241,7 +238,7 @@ class WorkerClient(NodeClient):
             answer = self._repeat("lease", header).header
             status = answer["status"]
             if status == "item":
-                return LeasedItem(answer["item"], answer["index"], answer["epoch"], answer["done"])
+                return LeasedItem(answer["item"], answer["index"], answer["done"])
             if status == "stop":
                 raise JobEndedError
             if status == "none" or not wait:
@@ -258,7 +255,7 @@ class WorkerClient(NodeClient):
         task = self._current()
         if not task.dynamic:
             return True
-        header = {"phase": task.number, "index": item.index, "epoch": item.epoch, "under_way": under_way}
+        header = {"phase": task.number, "index": item.index, "under_way": under_way}
         granted = self._repeat("begin", header).header["granted"]
         return None if granted is None else bool(granted)
 
@@ -267,7 +264,7 @@ class WorkerClient(NodeClient):
         task = self._current()
         if not task.dynamic:
             return True
-        header = {"phase": task.number, "index": item.index, "epoch": item.epoch}
+        header = {"phase": task.number, "index": item.index}
         return bool(self._repeat("complete", header).header["counted"])
 
     def items(self) -> Iterator[LeasedItem]:
