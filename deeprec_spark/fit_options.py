@@ -9,6 +9,7 @@ from typing import Any
 from deeprec_spark.runtime.phases import PhaseResult
 from deeprec_spark.runtime.semi_sync import SemiSyncReport
 from deeprec_spark.saving import SaveRecord
+from deeprec_spark.tracing.staleness import Staleness
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class FitStatistics:
     Rows and steps are those that the model has seen: what was trained again after a failure counts once. `saves` are
     its checkpoints and what each of them cost, `restarts` how often its nodes were started again, `semi_sync` what
     semi-synchronous training cost. `stale_pulls` are steps whose rows were read before the last
-    `max_staleness` pushes (at most) of the same worker.
+    `max_staleness` pushes (at most) of the same worker; `staleness` is how many updates of all workers came between the
+    pull and the push of a step (for each worker in `Estimator.report()`).
     """
 
     rows: int = 0
@@ -59,14 +61,18 @@ class FitStatistics:
     restarts: int = 0
     stale_pulls: int = 0
     max_staleness: int = 0
+    staleness: Staleness = field(default_factory=Staleness)
     saves: list[SaveRecord] = field(default_factory=list)
     semi_sync: SemiSyncReport = field(default_factory=SemiSyncReport)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def count_semi_sync(self, results: Sequence[PhaseResult]) -> None:
-        """Add what a phase of training cost its workers."""
+    def count(self, results: Sequence[PhaseResult]) -> None:
+        """Add what the workers tell of a phase of training: its time, its staleness, what waiting has cost."""
         for result in results:
             self.semi_sync.add(SemiSyncReport.from_dict(result.data["semi_sync"]))
+            self.stale_pulls += int(result.data["stale_pulls"])
+            self.staleness += Staleness.from_dict(result.data["staleness"])
+        self.seconds += max((float(result.data["seconds"]) for result in results), default=0.0)
 
     @property
     def samples_per_second(self) -> float:

@@ -299,9 +299,7 @@ class FitLoop:
         )
         self.statistics.rows = position.rows + samples
         self.statistics.steps = self._step - position.step
-        self.statistics.count_semi_sync(results)
-        self.statistics.stale_pulls += sum(result.data["stale_pulls"] for result in results)
-        self.statistics.seconds += max((result.data["seconds"] for result in results), default=0.0)
+        self.statistics.count(results)
         return dict(logs)
 
     def _on_progress(self, reports: Sequence[Progress]) -> None:

@@ -49,6 +49,9 @@ def summarize(
         "rows": statistics.rows,
         "steps": statistics.steps,  # updates of the model, in sync mode too
         "samples_per_s": round(statistics.samples_per_second),
+        "max_staleness": statistics.max_staleness,
+        "stale_pulls": statistics.stale_pulls,
+        "staleness": {"mean": round(statistics.staleness.mean, 3), "most": statistics.staleness.most},
         "mode": config.cluster.mode,
         "placement": config.cluster.placement,
         "num_ps": config.cluster.num_ps,

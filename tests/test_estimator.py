@@ -18,6 +18,7 @@ from deeprec_spark.features.spec import FeatureSpec
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.runtime.errors import NodeError, SlotsError
 from deeprec_spark.tracing import STAGES
+from deeprec_spark.tracing.staleness import Staleness
 from deeprec_spark.training.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def test_fit_learns_and_reports(trained: KerasEstimator) -> None:
     assert trained.statistics.rows == 3 * ROWS
     assert trained.statistics.steps == 3 * ROWS // 50
     assert (trained.statistics.stale_pulls, trained.statistics.max_staleness) == (0, 0)
+    assert trained.statistics.staleness == Staleness(steps=3 * ROWS // 50)
     assert trained.statistics.tables["user_table"]["rows"] == 40
     assert trained.statistics.tables["city_table"]["rows"] == 7
 
@@ -259,6 +261,10 @@ def test_a_server_that_is_pulled_from_ahead_in_bfloat16_learns_as_well(
     assert statistics.max_staleness == 1
     # Of each epoch, all steps but the first can be.
     assert 0 < statistics.stale_pulls <= 3 * (ROWS // 50 - 1)
+    # Of a lone worker the only update between a pull that ran ahead and its push is the push that it ran ahead of.
+    assert statistics.staleness == Staleness(3 * ROWS // 50, statistics.stale_pulls, 1)
+    [worker] = estimator.report().workers
+    assert (worker.stale_pulls, worker.staleness) == (statistics.stale_pulls, statistics.staleness)
 
 
 def test_callbacks_run_on_the_driver(frame: DataFrame, spark: SparkSession, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from deeprec_spark.jobs.prepare_features import prepare
 from deeprec_spark.jobs.train import main as train_main
 from deeprec_spark.jobs.train import summarize, train
 from deeprec_spark.runtime.errors import TerminatedError
+from deeprec_spark.tracing.staleness import Staleness
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,8 +65,14 @@ def test_each_job_reports_what_it_did(done: tuple[JobConfig, dict[str, Any]]) ->
 def test_steps_are_updates_of_the_model_in_both_modes(tmp_path: Path, mode: str) -> None:
     values = {**job_values(tmp_path), "cluster": {"num_ps": 1, "workers": 4, "mode": mode}}
     result = summarize(
-        parse_config(values), FitStatistics(rows=1000, steps=10, seconds=2.0), {"auc": [0.5, 0.7]}
+        parse_config(values),
+        FitStatistics(
+            rows=1000, steps=10, seconds=2.0, stale_pulls=7, max_staleness=1, staleness=Staleness(10, 25, 6)
+        ),
+        {"auc": [0.5, 0.7]},
     )
+    assert (result["max_staleness"], result["stale_pulls"]) == (1, 7)
+    assert result["staleness"] == {"mean": 2.5, "most": 6}
     assert (result["steps"], result["rows"], result["samples_per_s"]) == (10, 1000, 500)
     assert result["metrics"] == {"auc": 0.7}
 

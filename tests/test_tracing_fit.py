@@ -10,6 +10,7 @@ import pytest
 
 from deeprec_spark.estimator import Estimator
 from deeprec_spark.tracing import STAGES, TracingOptions
+from deeprec_spark.training.pipeline import PipelineOptions
 from tests.test_estimator import FEATURES, ROWS, creator
 from tests.test_tracing_output import scalars
 
@@ -39,6 +40,7 @@ def test_trace_page_and_scalars_of_a_server_and_a_worker(
         num_workers=1,
         model_dir=str(tmp_path),
         tracing=TracingOptions(interval_secs=0.5),
+        pipeline=PipelineOptions(warmup_updates=0),
         spark=spark,
     )
     estimator.fit(data, epochs=2, batch_size=BATCH, feature_cols=FEATURES, label_cols=["click"], verbose=0)
@@ -67,6 +69,9 @@ def test_trace_page_and_scalars_of_a_server_and_a_worker(
     found = scalars(folder / "worker 0")
     assert {f"ms per step/{stage}" for stage in STAGES} <= set(found)
     assert found["samples per second"][-1][0] == steps
+    # Its rows were read before its last push, which is the one update that came between.
+    assert found["staleness/most so far"][-1] == (steps, 1.0)
+    assert {"staleness/mean", "staleness/pulled ahead"} <= set(found)
     served = scalars(folder / "server 0")
     assert served["rows/user_table"][-1] == (steps, 40.0)
     assert served["calls per second/push"][-1][0] == steps

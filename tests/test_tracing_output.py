@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from deeprec_spark.tracing.board import ScalarBoard
 from deeprec_spark.tracing.output import OutputFolder
 from deeprec_spark.tracing.page import MAX_BARS, shard_bars, worker_bars
 from deeprec_spark.tracing.scalars import call_scalars, shard_scalars, worker_scalars
+from deeprec_spark.tracing.staleness import Staleness
 from tests.servers.s3 import ACCESS, BUCKET, SECRET, S3Server
 
 
@@ -58,11 +60,15 @@ def test_tensorboard_reads_the_scalars_of_each_run(tmp_path: Path) -> None:
 
 
 def test_scalars_are_those_since_the_last_ones() -> None:
-    before, now = worker(0), WorkerReport(0, 1280, 20, 6.0, {"compute": 3.0})
+    before = replace(worker(0), stale_pulls=4, staleness=Staleness(10, 30, 5))
+    now = WorkerReport(0, 1280, 20, 6.0, {"compute": 3.0}, stale_pulls=9, staleness=Staleness(20, 45, 7))
     found = worker_scalars(now, before)
     assert found["samples per second"] == pytest.approx(160.0)
     assert found["ms per step/whole"] == pytest.approx(400.0)
     assert found["ms per step/compute"] == pytest.approx(200.0)
+    assert found["staleness/mean"] == pytest.approx(1.5)
+    assert found["staleness/most so far"] == 7.0
+    assert found["staleness/pulled ahead"] == pytest.approx(0.5)
     assert worker_scalars(before, before) == {}
     shard = ShardReport(0, "items", rows=5, keys=110, memory_bytes=2_000_000, moved_bytes=0)
     assert shard_scalars(shard, 10, 2.0) == {

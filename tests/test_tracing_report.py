@@ -80,6 +80,10 @@ def test_the_text_has_a_line_for_each_worker_and_shard() -> None:
         "seconds",
         *STAGES,
         "slowdown",
+        "pulled",
+        "ahead",
+        "staleness",
+        "most",
     ]
     assert lines[1].split() == [
         "0",
@@ -94,6 +98,9 @@ def test_the_text_has_a_line_for_each_worker_and_shard() -> None:
         "0.00",
         "0.00",
         "0.67",
+        "0",
+        "0.00",
+        "0",
     ]
     assert lines[4].split() == ["0", "items", "45", "90", "0.0", "0.0", "1.50"]
     assert json.loads(json.dumps(report.to_dict()))["skew"] == [
@@ -123,6 +130,26 @@ def test_epochs_and_copies_of_a_worker_add_up() -> None:
     assert observer.report().workers[0].samples == 280
     assert observer.report().workers[0].stages["pull"] == pytest.approx(0.4)
     assert observer.running[0].samples == 30  # the line that ends an epoch still shows it
+
+
+def test_staleness_is_told_of_each_asynchronous_worker() -> None:
+    observer = FitObserver("async", num_ps=1, dims={})
+    observer.worker(1, {**told(100), "stale_pulls": 9, "staleness": {"steps": 10, "updates": 12, "most": 3}})
+    observer.epoch_end()
+    observer.worker(1, {**told(50), "stale_pulls": 4, "staleness": {"steps": 5, "updates": 3, "most": 1}})
+    observer.worker(2, told(100))
+    report = observer.report()
+    first, second = report.to_dict()["workers"]
+    assert (first["stale_pulls"], first["staleness"]) == (13, {"mean": 1.0, "most": 3})
+    assert (second["stale_pulls"], second["staleness"]) == (0, {"mean": 0.0, "most": 0})
+    head, one, two = str(report).splitlines()
+    assert head.endswith("pulled ahead  staleness  most")
+    assert one.split()[-3:] == ["13", "1.00", "3"]
+    assert two.split()[-3:] == ["0", "0.00", "0"]
+    page = report.to_html()
+    assert "updates between the pull and the push of a step: 1.00 on average, at most 3" in page
+    # Synchronous workers push the same step that they pulled.
+    assert "staleness" not in str(FitReport.of("sync", report.workers, []))
 
 
 def test_counters_of_servers_begin_anew_with_each_start_of_the_nodes() -> None:

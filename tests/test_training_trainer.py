@@ -13,6 +13,7 @@ from deeprec_spark.data.batch import Batch
 from deeprec_spark.embedding import optimizers
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.layers import SparseEmbedding, bind, bind_local
+from deeprec_spark.tracing.staleness import Staleness
 from deeprec_spark.training.checks import NonFiniteError
 from deeprec_spark.training.trainer import Trainer, TrainerOptions
 from tests.training_reference import DenseTable, table_rows
@@ -79,6 +80,23 @@ def started(model: keras.Model, sample: Batch, **options: Any) -> Trainer:
     trainer = Trainer(model, LocalStore(), TrainerOptions(**options))
     trainer.initialize(sample)
     return trainer
+
+
+def test_staleness_is_the_updates_between_a_pull_and_its_push() -> None:
+    """Of two workers on one store: one pulls, the other steps three times, then the one pushes."""
+    store = LocalStore()
+    one, other = Trainer(single(), store), Trainer(single(), store)
+    for trainer in (one, other):
+        trainer.initialize(users([1, 2]))
+    prepared = one.prepare(users([1, 2]))
+    reply = one.pull(prepared)
+    for _ in range(3):
+        other.train_step(users([2, 3]))
+    one.push(prepared, one.compute(prepared, reply))
+    one.train_step(users([4]))
+    other.train_empty()
+    assert one.staleness == Staleness(steps=2, updates=3, most=3)
+    assert other.staleness == Staleness(steps=4)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -10,6 +10,7 @@ from typing import Any
 from deeprec_spark.runtime.phases import PhaseResult, Progress
 from deeprec_spark.tracing.report import FitReport, ShardReport, WorkerReport
 from deeprec_spark.tracing.stages import STAGES
+from deeprec_spark.tracing.staleness import Staleness
 
 
 class FitObserver:
@@ -56,6 +57,8 @@ class FitObserver:
             int(data["steps"]),
             float(data["seconds"]),
             {stage: float(data["stages"].get(stage, 0.0)) for stage in STAGES},
+            stale_pulls=int(data.get("stale_pulls", 0)),
+            staleness=Staleness.from_dict(data["staleness"]) if "staleness" in data else Staleness(),
         )
         self._running[rank] = (copy, worker)
 
@@ -128,4 +131,6 @@ def _sum(before: WorkerReport | None, more: WorkerReport) -> WorkerReport:
         steps=before.steps + more.steps,
         seconds=before.seconds + more.seconds,
         stages={stage: before.stages.get(stage, 0.0) + more.stages.get(stage, 0.0) for stage in STAGES},
+        stale_pulls=before.stale_pulls + more.stale_pulls,
+        staleness=before.staleness + more.staleness,
     )

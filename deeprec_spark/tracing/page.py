@@ -7,6 +7,7 @@ from html import escape
 
 from deeprec_spark.tracing.report import FitReport, ShardReport, WorkerReport
 from deeprec_spark.tracing.stages import STAGES
+from deeprec_spark.tracing.staleness import Staleness
 
 COLOURS: Mapping[str, str] = {
     "read": "#7f9c3b",
@@ -110,6 +111,9 @@ def _summary(report: FitReport) -> str:
     slowest = report.slowest
     if slowest is not None and len(report.workers) > 1:
         text += f"; slowest: worker {slowest.worker}, {slowest.slowdown:.2f} of the median"
+    if report.mode == "async":
+        seen = sum((one.staleness for one in report.workers), Staleness())
+        text += f"; updates between the pull and the push of a step: {seen.mean:.2f} on average, at most {seen.most}"
     return text
 
 

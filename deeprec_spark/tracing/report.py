@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from deeprec_spark.tracing.stages import STAGES
+from deeprec_spark.tracing.staleness import Staleness
 
 MAX_LINES = 20
 """Workers, and shards, that the report shows as text."""
@@ -18,7 +19,8 @@ class WorkerReport:
     """One worker over a fit, restarts included: what it trained, and the seconds of each stage.
 
     `slowdown` is its time for a sample against the median of all workers. In a synchronous job, where all wait for the
-    slowest one, only its own part of the time counts: what is not pull or push.
+    slowest one, only its own part of the time counts: what is not pull or push. `stale_pulls` are steps whose rows were
+    read before an earlier push of this worker, `staleness` the updates of all workers between its pulls and pushes.
     """
 
     worker: int
@@ -27,6 +29,8 @@ class WorkerReport:
     seconds: float = 0.0
     stages: Mapping[str, float] = field(default_factory=dict)
     slowdown: float = 1.0
+    stale_pulls: int = 0
+    staleness: Staleness = field(default_factory=Staleness)
 
     def milliseconds(self, stage: str) -> float:
         """Mean time of a stage in one step."""
@@ -96,7 +100,7 @@ class FitReport:
         slowdowns = {worker: cost / median if median else 1.0 for worker, cost in costs.items()}
         return cls(
             mode,
-            [WorkerReport(**{**_fields(one), "slowdown": slowdowns.get(one.worker, 1.0)}) for one in workers],
+            [replace(one, slowdown=slowdowns.get(one.worker, 1.0)) for one in workers],
             list(shards),
             restarts,
             dict(cache or {}),
@@ -154,6 +158,8 @@ class FitReport:
 
     def _worker_table(self) -> str:
         head = ["worker", "samples", "steps", "seconds", *(f"{stage} ms" for stage in STAGES), "slowdown"]
+        if self.mode == "async":
+            head += ["pulled ahead", "staleness", "most"]
         shown = sorted(self.workers, key=lambda one: -one.slowdown)[:MAX_LINES]
         rows = [
             [
@@ -163,6 +169,7 @@ class FitReport:
                 f"{one.seconds:.1f}",
                 *(f"{one.milliseconds(stage):.2f}" for stage in STAGES),
                 f"{one.slowdown:.2f}",
+                *(_staleness(one) if self.mode == "async" else ()),
             ]
             for one in sorted(shown, key=lambda one: one.worker)
         ]
@@ -232,7 +239,12 @@ def _own_seconds(one: WorkerReport, mode: str) -> float:
 
 
 def _fields(one: WorkerReport) -> dict[str, Any]:
-    return {**asdict(one), "stages": dict(one.stages)}
+    staleness = {"mean": one.staleness.mean, "most": one.staleness.most}
+    return {**asdict(one), "stages": dict(one.stages), "staleness": staleness}
+
+
+def _staleness(one: WorkerReport) -> list[str]:
+    return [f"{one.stale_pulls:,}", f"{one.staleness.mean:.2f}", str(one.staleness.most)]
 
 
 def _more(count: int, what: str) -> str:

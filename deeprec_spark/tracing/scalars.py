@@ -9,7 +9,9 @@ from deeprec_spark.tracing.stages import STAGES
 
 
 def worker_scalars(now: WorkerReport, before: WorkerReport | None) -> dict[str, float]:
-    """Milliseconds of each stage in a step, and samples a second; nothing where no step was taken.
+    """Milliseconds of each stage in a step, samples a second, and staleness; nothing where no step was taken.
+
+    `staleness/most so far` is of the whole fit, all else of the time since `before`.
 
     Example:
         >>> worker_scalars(WorkerReport(0, samples=64, steps=2, seconds=0.5), None)["samples per second"]
@@ -20,10 +22,14 @@ def worker_scalars(now: WorkerReport, before: WorkerReport | None) -> dict[str, 
     if steps <= 0 or seconds <= 0:
         return {}
     stages = {stage: now.stages.get(stage, 0.0) - last.stages.get(stage, 0.0) for stage in STAGES}
+    counted = now.staleness.steps - last.staleness.steps
     return {
         "samples per second": (now.samples - last.samples) / seconds,
         "ms per step/whole": 1e3 * seconds / steps,
         **{f"ms per step/{stage}": 1e3 * value / steps for stage, value in stages.items()},
+        "staleness/mean": (now.staleness.updates - last.staleness.updates) / max(counted, 1),
+        "staleness/most so far": float(now.staleness.most),
+        "staleness/pulled ahead": (now.stale_pulls - last.stale_pulls) / steps,
     }
 
 

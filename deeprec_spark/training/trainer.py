@@ -15,6 +15,7 @@ import tensorflow as tf
 from deeprec_spark.data.batch import Batch
 from deeprec_spark.embedding.store import EmbeddingStore, PullReply, PullRequest, PushRequest, SparseGradient
 from deeprec_spark.layers import context, tables
+from deeprec_spark.tracing.staleness import Staleness
 from deeprec_spark.training import metrics, optimizers
 from deeprec_spark.training.buffers import as_tensor
 from deeprec_spark.training.checks import check_finite, class_weights
@@ -61,6 +62,8 @@ class Trainer:
         self.store = store
         self.options = options or TrainerOptions()
         self.step = 0
+        self.staleness = Staleness()
+        """Of the steps so far; whoever reports it may begin it anew."""
         _check_model(model)
         self._dense_optimizer = optimizers.from_keras(model.optimizer)
         self._sparse_optimizer = self.options.sparse_optimizer or self._dense_optimizer
@@ -144,6 +147,7 @@ class Trainer:
         keys = prepared.keys
         reply = self.store.pull(PullRequest(self._trained(keys), train=True, dense=True))
         self.step = reply.step
+        prepared.pulled_at[:] = [reply.step]
         if frozen := {name: unique for name, unique in keys.items() if name in self._frozen}:
             read = self.store.pull(PullRequest(frozen, train=False, dense=False, unknown="default"))
             reply = replace(reply, rows={**reply.rows, **read.rows})
@@ -185,38 +189,39 @@ class Trainer:
         """Last stage: give the gradients to the store."""
         plan = self._recording(training=True).plan
         rate, sparse_rate = self._rates()
-        self.step = self.store.push(
-            PushRequest(
-                self._trained(plan.split_gradients(prepared.keys, result.row_gradients)),
-                result.dense_gradient,
-                result.state_delta,
-                samples=prepared.batch.size,
-                sparse_learning_rate=sparse_rate,
-                dense_learning_rate=rate,
-            )
+        request = PushRequest(
+            self._trained(plan.split_gradients(prepared.keys, result.row_gradients)),
+            result.dense_gradient,
+            result.state_delta,
+            samples=prepared.batch.size,
+            sparse_learning_rate=sparse_rate,
+            dense_learning_rate=rate,
         )
-        self._weights_are_current = False
+        self._push(request, prepared.pulled_at[0])
 
     def train_empty(self) -> None:
         """Take part in a step without a sample, which by itself changes no parameter."""
         plan = self._recording(training=True).plan
         keys = self._trained(plan.empty())
-        self.step = self.store.pull(PullRequest(keys, train=True, dense=True)).step
+        self.step = pulled = self.store.pull(PullRequest(keys, train=True, dense=True)).step
         rate, sparse_rate = self._rates()
-        self.step = self.store.push(
-            PushRequest(
-                {
-                    name: SparseGradient(unique.keys, np.zeros((0, plan.dims[name]), np.float32))
-                    for name, unique in keys.items()
-                },
-                # A gradient of zeros is none: momenta and weight decay would move the weights by it.
-                dense_gradient=None,
-                state_delta=None,
-                samples=0,
-                sparse_learning_rate=sparse_rate,
-                dense_learning_rate=rate,
-            )
+        request = PushRequest(
+            {
+                name: SparseGradient(unique.keys, np.zeros((0, plan.dims[name]), np.float32))
+                for name, unique in keys.items()
+            },
+            # A gradient of zeros is none: momenta and weight decay would move the weights by it.
+            dense_gradient=None,
+            state_delta=None,
+            samples=0,
+            sparse_learning_rate=sparse_rate,
+            dense_learning_rate=rate,
         )
+        self._push(request, pulled)
+
+    def _push(self, request: PushRequest, pulled: int) -> None:
+        self.step = self.store.push(request)
+        self.staleness = self.staleness.after(pulled=pulled, pushed=self.step)
         self._weights_are_current = False
 
     # Evaluation and prediction: the model's own weights, refreshed from the store when it has moved. Ids without a row

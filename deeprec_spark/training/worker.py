@@ -27,6 +27,7 @@ from deeprec_spark.runtime.gate import StepGate
 from deeprec_spark.runtime.pace import BackupPace, Pace
 from deeprec_spark.runtime.worker_client import PhaseTask, WorkerClient
 from deeprec_spark.tracing.stages import StageClock
+from deeprec_spark.tracing.staleness import Staleness
 from deeprec_spark.training import function_options
 from deeprec_spark.training.leases import LeasedBatches, LeasedStep
 from deeprec_spark.training.options import TrainerOptions
@@ -128,6 +129,7 @@ class Worker:
         payload = task.payload
         trainer = self._trainer
         trainer.reset_metrics()
+        trainer.staleness = Staleness()
         resumed = ResumedWorker.of(payload.get("resume"), self._context.worker_index)
         if resumed.metrics:
             trainer.load_metric_states(resumed.metrics)
@@ -335,6 +337,7 @@ class _Meter:
             "steps": self.steps,
             "samples": self.samples,
             "stale_pulls": self.stale_pulls,
+            "staleness": self._trainer.staleness.to_dict(),
             "seconds": time.monotonic() - self._started,
             "stages": dict(self.clock.seconds),
             "incarnation": self._client.incarnation,
