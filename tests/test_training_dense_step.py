@@ -145,6 +145,59 @@ def test_xla_computes_the_same(micro: int | None) -> None:
         assert runs[True][1][name] == pytest.approx(value, rel=1e-4), name
 
 
+def compiles(trainer: Trainer, batches: list[Batch]) -> bool:
+    """Whether any of these steps was compiled."""
+    for each in batches:
+        trainer.train_step(each)
+    return any(key[1] for program in trainer._train_programs.values() for key in program._functions)
+
+
+def test_what_keeps_xla_from_compiling_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    made = model("sgd", padded=False, computed=False)
+    batches = [batch(seed) for seed in (1, 2)]
+    for each in batches:
+        np.abs(each.features["seen"], out=each.features["seen"])
+    assert compiles(trainer_of(made, batches[0], xla=True), batches)
+    assert "xla" not in caplog.text
+    # Nobody asked for it.
+    assert not compiles(trainer_of(model("sgd"), batches[0]), batches)
+    assert "xla" not in caplog.text
+    assert not compiles(trainer_of(model("sgd"), batches[0], xla=True), batches)
+    [text] = [message for message in caplog.messages if "xla" in message]
+    assert text.startswith("xla=True has no effect")
+    assert "differ in their number of ids, by ids that the model computes (tables ['crossed']). Steps" in text
+    caplog.clear()
+    seen = keras.Input((3,), dtype="int64", name="seen")
+    rows = SparseEmbedding(4, table="item", padding_value=-1)(seen)
+    made = keras.Model(seen, L.Dense(1, name="out")(keras.ops.reshape(rows, (-1, 12))))
+    made.compile("sgd", "mse")
+    batches = [Batch({"seen": np.array([[1, 2, -1], [3, -1, -1]])}, {"out": np.ones(2, np.float32)})] * 2
+    assert not compiles(trainer_of(made, batches[0], xla=True), batches)
+    [text] = [message for message in caplog.messages if "xla" in message]
+    assert "by padded sequences that no combiner sums (columns ['seen']). Steps" in text
+
+
+def test_xla_with_groups_is_said_to_compile_few_batches(caplog: pytest.LogCaptureFixture) -> None:
+    def grouped(*sizes: int) -> Batch:
+        items = sum(sizes)
+        return Batch(
+            {"user": np.arange(len(sizes)), "item": np.arange(items)},
+            {"out": np.ones(items, np.float32)},
+            groups=Groups(frozenset({"user"}), np.array(sizes)),
+            group_index="group_index",
+        )
+
+    columns = {name: keras.Input((), dtype="int64", name=name) for name in ("user", "item")}
+    rows = [SparseEmbedding(4, table=name)(column) for name, column in columns.items()]
+    made = keras.Model(columns, L.Dense(1, name="out")(L.Concatenate()(rows)))
+    made.compile("sgd", "mse")
+    trainer = trainer_of(made, grouped(3, 1), xla=True)
+    assert not compiles(trainer, [grouped(3, 1), grouped(2, 1), grouped(4, 1)])
+    [text] = [message for message in caplog.messages if "xla" in message]
+    assert "as the first one (2 groups of 4 samples)" in text
+    assert compiles(trainer, [grouped(2, 2)])
+
+
 def test_groups_stay_whole_in_micro_batches() -> None:
     sizes = np.array([3, 0, 5, 1, 1, 8], np.int64)
     items = int(sizes.sum())

@@ -14,8 +14,8 @@ class DenseStepOptions:
 
     Args:
         xla: compile it with XLA, for batches that have as many samples and ids as an earlier one; others, such as the
-            last of an epoch, are computed without. Models with padded sequences, or ids that they compute, have no such
-            batches.
+            last of an epoch, are computed without. Models with padded sequences that no combiner sums, or ids that they
+            compute, have no such batches, and data in groups have few: a warning says so.
         micro_batch: compute a batch in equal parts of at most so many samples, and add up their gradients: one update
             with the gradients of the whole batch, in less memory. None: in one part. Layers that look at a batch as a
             whole (BatchNormalization) see the parts.

@@ -26,6 +26,7 @@ from deeprec_spark.training.prepared import PreparedBatch, PreparedPart, split_b
 from deeprec_spark.training.programs import EvaluateProgram, PredictProgram, RowTensors, call_model
 from deeprec_spark.training.recording import Recording
 from deeprec_spark.training.train_program import PartTensors, TrainProgram, TrainResult
+from deeprec_spark.training.xla_notice import XlaNotice
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Trainer:
         self._initialized = False
         self._weights_are_current = False
         self._recordings: dict[bool, Recording] = {}
+        self._xla_notice = XlaNotice(self.options.dense_step.xla)
         self._train_programs: dict[bool, TrainProgram] = {}
         self._evaluate_programs: dict[bool, EvaluateProgram] = {}
         self._predict_program: PredictProgram | None = None
@@ -140,6 +142,7 @@ class Trainer:
 
     def prepare(self, batch: Batch) -> PreparedBatch:
         """First stage: tensors, sample weights, and the distinct keys of the batch. Reads no parameter."""
+        self._xla_notice.look_at(self._recording(training=True).plan, batch)
         return self._prepare(batch, training=True, max_samples=self.options.dense_step.micro_batch)
 
     def pull(self, prepared: PreparedBatch) -> PullReply:
