@@ -25,6 +25,7 @@ from deeprec_spark.recovery import RestartOptions
 from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.saving import CheckpointOptions
 from deeprec_spark.session import init_session
+from deeprec_spark.training.pipeline import PipelineOptions
 
 ROWS, BATCH = 6000, 128
 COLOCATED: dict[str, Any] = {"placement": "colocated", "num_workers": 2}
@@ -102,8 +103,9 @@ class Scenes:
         rows.coalesce(2).write.mode("ignore").parquet(self.data)
 
     def equal(self) -> Found:
-        """Two nodes that hold the tables, twice, and two workers beside a server."""
-        nodes = [("first", COLOCATED), ("second", COLOCATED), ("separate", SEPARATE)]
+        """Two nodes that hold the tables, twice, and two workers beside a server, with and without a pipeline."""
+        plain = {**SEPARATE, "pipeline": PipelineOptions(depth=0)}
+        nodes = [("first", COLOCATED), ("second", COLOCATED), ("separate", SEPARATE), ("one by one", plain)]
         return {name: self.train(self.estimator(name, **options)) for name, options in nodes}
 
     def moves(self) -> Found:

@@ -33,6 +33,10 @@ def test_two_nodes_repeat_bit_for_bit_and_equal_two_workers_beside_a_server(
     assert len(first["checksums"]) == 6
     assert first["checksums"] == second["checksums"] == separate["checksums"]
     assert first["history"] == second["history"] == separate["history"]
+    # Batches are read and prepared two ahead, or each step is done before the next is read: the same model.
+    one_by_one = found["one by one"]
+    assert separate["checksums"] == one_by_one["checksums"]
+    assert separate["history"] == one_by_one["history"]
     assert first["rows"] == separate["rows"] == 2 * ROWS
     assert first["history"]["auc"][-1] > 0.9
     # Each of two nodes wrote its shard of each table, and its part of the dense parameters.
