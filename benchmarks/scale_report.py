@@ -176,7 +176,7 @@ class Report:
 
     def _limit(self, mode: str, servers: int) -> Limit:
         workers = self._workers()
-        alone = self.grid["async", workers[0], servers].samples_per_s / workers[0]
+        alone = self.grid[mode, workers[0], servers].samples_per_s / workers[0]
         rates = {many: self.grid[mode, many, servers].samples_per_s for many in workers}
         good = [many for many in workers if rates[many] >= EFFICIENT * alone * many]
         last = max(good, default=workers[0])

@@ -112,6 +112,12 @@ def test_between_hosts_messages_cost_what_they_do_there() -> None:
     assert there.server_row == pytest.approx(REQUESTS.server_row + 3e-7)
     assert there.merge_row == pytest.approx(MERGE_ROW + 3e-7)
     assert (there.client_step, there.server_step) == (here.client_step, here.server_step)
+    noisy = between_hosts(here, REQUESTS, replace(REQUESTS, client_row=0.0, server_row=0.0))
+    assert (noisy.client_row, noisy.server_row, noisy.merge_row) == (
+        here.client_row,
+        here.server_row,
+        here.merge_row,
+    )
 
 
 def test_keys_of_a_request_are_distinct_and_the_frequent_ones_are_in_each() -> None:
