@@ -16,6 +16,7 @@
 
 #include "hashing.h"
 #include "ledger.h"
+#include "lookup.h"
 #include "snapshot.h"
 #include "table.h"
 #include "thread_pool.h"
@@ -225,11 +226,46 @@ void Edges() {
   }
 }
 
+// Fused lookups by several callers at once: bags of any length of several tables, single ids, and an empty table.
+void Lookups() {
+  constexpr size_t kWidth = 16, kRows = 5000, kBags = 3000;
+  std::vector<int32_t> numbers, ends;
+  for (size_t bag = 0, id = 0; bag < kBags; ++bag) {
+    for (size_t i = 0; i < bag % 9; ++i) numbers.push_back(static_cast<int32_t>(id++ * 7919 % kRows));
+    ends.push_back(static_cast<int32_t>(numbers.size()));
+  }
+  std::vector<int32_t> single(kBags);
+  for (size_t i = 0; i < kBags; ++i) single[i] = static_cast<int32_t>(kRows + i % 10);
+  using deeprec::Combiner;
+  const std::vector<deeprec::LookupCall> calls{
+      {numbers.data(), ends.data(), kBags, 0, 0, 0, kRows, Combiner::kMean},
+      {single.data(), nullptr, 0, 1, kBags, kRows, kRows, Combiner::kSum},
+      {single.data(), nullptr, kBags, 1, kBags, kRows, kRows + 10, Combiner::kSum},
+  };
+  const std::vector<float> rows((kRows + 10) * kWidth, 2.0f);
+  const auto work = [&] {
+    std::vector<float> outputs(2 * kBags * kWidth);
+    deeprec::SumBags(calls, rows.data(), kWidth, outputs.data());
+    for (size_t bag = 0; bag < kBags; ++bag) {
+      Check(outputs[bag * kWidth] == (bag % 9 == 0 ? 0.0f : 2.0f), "the mean of equal rows");
+    }
+    std::vector<float> gradients((kRows + 10) * kWidth);
+    const std::vector<deeprec::LookupGradient> parts{{calls, outputs.data()}, {calls, outputs.data()}};
+    const float sum = deeprec::SumByRow(parts, kRows + 10, kWidth, gradients.data());
+    Check(gradients[kRows * kWidth] == 2 * 2.0f * kBags / 10, "a row's gradient is that of its ids");
+    Check(sum > 0, "the sum of all");
+  };
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) callers.emplace_back(work);
+  for (std::thread& caller : callers) caller.join();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   deeprec::SetNumThreads(4);
   Edges();
+  Lookups();
   const double seconds = argc > 1 ? std::atof(argv[1]) : 3.0;
   Run(seconds, {});
   // Room for a third of the hot keys: rows move between tiers all the time, in the background too.
