@@ -25,6 +25,7 @@ from deeprec_spark.runtime.semi_sync import SemiSyncOptions
 from deeprec_spark.training.options import TrainerOptions
 from deeprec_spark.training.pipeline import PipelineOptions
 from deeprec_spark.training.worker import ENTRY, WorkerJob
+from tests.command_lines import command_line
 from tests.counting import SPEC, counting
 from tests.test_runtime_cut import Job
 from tests.test_training_cut import PAYLOAD, ROWS, counts
@@ -82,8 +83,8 @@ def kill(name: str) -> None:
     [node] = [
         child
         for child in psutil.Process().children(recursive=True)
-        if "deeprec_spark.runtime.node" in child.cmdline()
-        and any(part.startswith(f"{name} ") for part in child.cmdline())
+        if "deeprec_spark.runtime.node" in (line := command_line(child))
+        and any(part.startswith(f"{name} ") for part in line)
     ]
     node.kill()
 

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from deeprec_spark.platform.standalone import StandaloneCluster
+from tests.command_lines import command_line
 
 MAIN = Path(__file__).with_name("driver_main.py")
 NODE = "deeprec_spark.runtime.node"
@@ -144,7 +145,7 @@ class Driver:
         end = time.monotonic() + timeout
         pause = threading.Event()
         while True:
-            found = [process for process in self._executors_children() if NODE in _cmdline(process)]
+            found = [process for process in self._executors_children() if NODE in command_line(process)]
             listening = [process for process in found if _listens(process)]
             others = [process for process in found if process not in listening]
             if len(listening) == servers and len(others) == workers:
@@ -157,7 +158,7 @@ class Driver:
         spark_worker = psutil.Process(self._cluster.processes["worker-0"].pid)
         found = []
         for executor in spark_worker.children():
-            if self.application in _cmdline(executor):
+            if self.application in " ".join(command_line(executor)):
                 with suppress(psutil.NoSuchProcess):
                     found += executor.children(recursive=True)
         return found
@@ -274,13 +275,6 @@ class FaultRun:
 
 def _place(event: Event) -> tuple[int, int]:
     return event.get("epoch", 0), event.get("steps", 0)
-
-
-def _cmdline(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def _listens(process: psutil.Process) -> bool:
