@@ -34,6 +34,7 @@ from benchmarks.scale_report import Check, Report, held_mib
 from benchmarks.server import Load, draw_keys
 from benchmarks.simulator import Cluster, Costs, Prediction, predict
 from benchmarks.workloads import Workload
+from tests.lengths import ALL
 
 ROWS = {SMALL: 8_000.0, LARGE: 24_000.0}
 COMPUTE = {SMALL: 0.016, LARGE: 0.05}
@@ -298,6 +299,8 @@ def test_lines_rise_to_the_right_in_the_plot() -> None:
 
 
 @pytest.mark.timeout(240)
+# Two jobs on a local Spark.
+@ALL
 def test_nodes_of_one_configuration_follow_those_of_another(tmp_path: Path) -> None:
     generated = Workload(batch=64, batches=6, ids=2600)
     data = tmp_path / "data.npz"

@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.lengths import ALL
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
@@ -27,9 +29,6 @@ def run_demo(*arguments: str, timeout: float = 1100) -> tuple[dict[str, Any], st
 
 
 # Synchronous jobs on a cluster are tested in test_estimator_cluster; here it is the same demo a second time.
-ALL = pytest.mark.skipif("DEEPREC_TEST_ALL" not in os.environ, reason="takes minutes: run by make test-all")
-
-
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=ALL)])
 def test_movielens_on_a_standalone_cluster(mode: str, test_data: Path, tmp_path: Path) -> None:
     result, output = run_demo(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lengths import ALL
+
 if TYPE_CHECKING:
     from tests.conftest import RunPython
 
@@ -72,6 +74,8 @@ def test_a_node_that_is_killed_starts_all_again_from_the_checkpoint(
     assert (disturbed["rows"], disturbed["steps"]) == (undisturbed["rows"], undisturbed["steps"])
 
 
+# test_runtime_semi_sync has the same with nodes beside the driver.
+@ALL
 def test_between_async_and_sync(run_python: RunPython, standalone_cluster: str, tmp_path: Path) -> None:
     found = run(run_python, standalone_cluster, "semi_sync", tmp_path)
     bounded, backup = found["bounded"], found["backup"]

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.lengths import ALL
+
 pytestmark = pytest.mark.timeout(900)
 
 DRIVER = Path(__file__).resolve().parent.parent / "recovery_driver.py"
@@ -77,6 +79,8 @@ def test_a_synchronous_job_whose_server_was_killed_equals_an_undisturbed_one(tmp
     assert named == {"driver", "server 0", "worker 0", "worker 1"}
 
 
+# The fault tests kill a node with tables, too.
+@ALL
 def test_an_asynchronous_node_with_tables_that_was_killed_costs_no_row(tmp_path: Path) -> None:
     found = run(MASTER, "async", "worker 1", tmp_path, servers=0)
     assert found["killed"]
@@ -84,6 +88,8 @@ def test_an_asynchronous_node_with_tables_that_was_killed_costs_no_row(tmp_path:
     assert found["counts"] == {"2.0": ROWS}
 
 
+# The fault tests kill a driver, too.
+@ALL
 def test_a_killed_driver_is_submitted_again_and_finishes_the_rest(tmp_path: Path) -> None:
     driver = start(MASTER, "async", "driver", tmp_path)
     try:
