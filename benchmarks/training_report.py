@@ -36,11 +36,16 @@ def result(measured: Sequence[Measurement], data: Workload, options: ContestOpti
         "ids": data.ids,
         "dim": data.dim,
         "fields": data.fields,
-        "rounds": options.rounds,
+        "rounds": rounds(measured),
         "seconds": options.seconds,
         "versions": {one.peer.name: one.version for one in measured},
         "settings": {one.peer.name: dict(one.settings) for one in measured},
     }
+
+
+def rounds(measured: Sequence[Measurement]) -> int:
+    """How many there were: a run that is told to end has fewer than were asked for."""
+    return max(len(one.rates) for one in measured)
 
 
 def ratios(rates: Mapping[str, float]) -> dict[str, float]:
@@ -102,7 +107,7 @@ def write(
         f"`python -m benchmarks.training --model {data.model} --batch {data.batch}` on {os.cpu_count()} cores "
         f"({processor()}), Python {platform.python_version()}. {data.fields} id columns ({data.bags} of them bags of "
         f"{data.length}), {data.ids:,} ids in all (Zipf, exponent {data.exponent}), dim {data.dim}, Adagrad; medians "
-        f"of {options.rounds} alternating rounds of about {options.seconds:.0f} s each, {alternation}.",
+        f"of {rounds(measured)} alternating rounds of about {options.seconds:.0f} s each, {alternation}.",
         "",
         f"![]({name}.svg)",
         "",
