@@ -41,7 +41,7 @@ def container() -> list[str]:
 
 def started(
     folder: Path,
-    policy: str,
+    policy: processors.ExecutorPolicy,
     cores: int,
     executor: int | None = None,
     nodes: int = 1,
@@ -51,7 +51,7 @@ def started(
     **variables: str,
 ) -> tuple[subprocess.Popen[str], list[Any]]:
     """A process that has configured itself, and what it found; its CPU locks are in a folder, unless told otherwise."""
-    told = processors.node_environment(policy, cores, executor, nodes)  # type: ignore[arg-type]
+    told = processors.node_environment(policy, cores, executor, nodes)
     environment = {**os.environ, **told, "DEEPREC_CPU_LOCKS": str(folder), **variables}
     environment.pop("DEEPREC_NUM_THREADS", None)
     environment = {name: value for name, value in environment.items() if value}

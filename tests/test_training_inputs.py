@@ -35,6 +35,16 @@ def test_named_inputs_take_columns_by_name() -> None:
         np.testing.assert_array_equal(found["a"], FEATURES["a"])
 
 
+def test_lists_of_another_length_are_refused_though_no_tensor_is_made_of_them() -> None:
+    binding = InputBinding(functional([keras.Input((2,), dtype="int64", name="c")]), FEATURES)
+    assert len(binding.arrays({"c": np.zeros((5, 2), np.int64)})[0]) == 5
+    for shape in ((3, 4), (4, 3), (6,)):
+        with pytest.raises(ValueError, match=r"Column 'c' is of another shape .* to \[2\].*Received: shape"):
+            binding.arrays({"c": np.zeros(shape, np.int64)})
+    open_ended = InputBinding(functional([keras.Input((None,), dtype="int64", name="c")]), FEATURES)
+    assert open_ended.arrays({"c": np.zeros((3, 4), np.int64)})[0].shape == (3, 4)
+
+
 def test_other_inputs_take_columns_by_position() -> None:
     struct = [keras.Input((), dtype="int64"), keras.Input(()), keras.Input((2,), dtype="int64")]
     assert InputBinding(functional(struct), FEATURES).columns == ["a", "b", "c"]

@@ -69,12 +69,26 @@ class InputBinding:
         ]
 
     def arrays(self, features: Mapping[str, Array]) -> list[Array]:
-        """The columns' arrays, in the dtypes that the model takes."""
+        """The columns' arrays `[batch, …]`, in the dtypes that the model takes.
+
+        Raises:
+            ValueError: a column is missing, or of another shape than the model takes. The step could not tell: ids that
+                only choose rows do not reach it.
+        """
         missing = [name for name in self.columns if name not in features]
         if missing:
             raise ValueError(
                 f"The batch lacks columns that the model takes: {missing}. Received: columns {list(features)}"
             )
+        for name, width in zip(self.columns, self._widths, strict=True):
+            shape = list(features[name].shape[1:])
+            if len(shape) != len(width) or any(
+                wanted not in (None, side) for wanted, side in zip(width, shape, strict=True)
+            ):
+                raise ValueError(
+                    f"Column {name!r} is of another shape than the model takes: pad or cut its lists to {width}. "
+                    f"Received: shape {list(features[name].shape)}"
+                )
         return [
             features[name].astype(dtype, copy=False)
             for name, dtype in zip(self.columns, self.dtypes, strict=True)
