@@ -82,14 +82,14 @@ class Peer:
 
 def peers(cores: int) -> list[Peer]:
     """All contestants, this project first."""
-    pools = tuple({"intra": cores, "inter": inter} for inter in sorted({1, cores}))
-    distributed = ("dlrm", "wdl", "deepfm")
+    whole = {"intra": 1, "inter": cores}  # operations at the same time, none of them split
+    pools = (whole, *({"intra": cores, "inter": inter} for inter in sorted({1, cores})))
     return [
         # As exact as the others: every pull sees all pushes, which is the default without servers.
         Peer(
             "embedded",
             "benchmarks.peers.embedded",
-            tuple({**pool, "staleness": 0} for pool in reversed(pools)),
+            tuple({**pool, "staleness": 0} for pool in pools),
         ),
         # As users start them, with the project's defaults: there is nothing to try.
         Peer("1+1", "benchmarks.peers.nodes", ({"servers": 1, "workers": 1},), pause=False),
@@ -106,7 +106,10 @@ def peers(cores: int) -> list[Peer]:
         Peer(
             "keras",
             "benchmarks.peers.keras_embedding",
-            tuple({"intra": cores, "inter": cores, "jit": jit} for jit in (False, True)),
+            (
+                {**whole, "jit": False},
+                *({"intra": cores, "inter": cores, "jit": jit} for jit in (False, True)),
+            ),
         ),
         Peer(
             "torch",
@@ -122,12 +125,14 @@ def peers(cores: int) -> list[Peer]:
         Peer(
             "tfps",
             "benchmarks.peers.tf_parameter_server",
-            tuple(
-                {"intra": cores, "inter": cores, "steps_per_call": steps, "fused": fused}
-                for steps, fused in ((1, True), (8, True), (8, False))
+            (
+                {**whole, "steps_per_call": 8, "fused": True},
+                *(
+                    {"intra": cores, "inter": cores, "steps_per_call": steps, "fused": fused}
+                    for steps, fused in ((1, True), (8, False), (8, True))
+                ),
             ),
             pause=False,
-            models=distributed,
         ),
         Peer(
             "orca",
@@ -135,6 +140,7 @@ def peers(cores: int) -> list[Peer]:
             # Orca's default is one thread; its optimizer is Keras 2's older one or its newer one.
             (
                 {"intra": 1, "inter": 1, "legacy": True},
+                {**whole, "legacy": True},
                 {"intra": cores, "inter": cores, "legacy": False},
                 {"intra": cores, "inter": cores, "legacy": True},
             ),
@@ -142,22 +148,19 @@ def peers(cores: int) -> list[Peer]:
             pinless=BIGDL,
             probe="tf_keras, bigdl.orca",
             pause=False,
-            models=distributed,
         ),
     ]
 
 
-def selected(names: Sequence[str] | None, model: str) -> list[Peer]:
-    """The contestants of these names, or all, that can train this model.
+def selected(names: Sequence[str] | None) -> list[Peer]:
+    """The contestants of these names, or all.
 
     Raises:
-        ValueError: an unknown name, or one that cannot train the model.
+        ValueError: an unknown name.
     """
     known = {peer.name: peer for peer in peers(os.cpu_count() or 1)}
     if names is None:
-        return [peer for peer in known.values() if model in peer.models]
+        return list(known.values())
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"peers must be of {', '.join(known)}. Received: {', '.join(unknown)}")
-    if unable := [name for name in names if model not in known[name].models]:
-        raise ValueError(f"These peers have no model {model}: leave them out. Received: {', '.join(unable)}")
     return [known[name] for name in names]

@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +26,15 @@ from typing import IO, Any
 from benchmarks import node_load, request_costs, scale_report
 from benchmarks.contestants import Peer
 from benchmarks.peer_process import PeerProcess, end_on_sigterm, say
-from benchmarks.scale_costs import CALIBRATION, CHECKS, Configuration, Observation, between_hosts, costs_of
+from benchmarks.scale_costs import (
+    CALIBRATION,
+    CHECKS,
+    Configuration,
+    Observation,
+    averaged,
+    costs_apart,
+    costs_of,
+)
 from benchmarks.simulator import Cluster, Costs, Mode, Prediction, predict
 from benchmarks.workloads import Workload, workload
 
@@ -34,6 +43,7 @@ SERVERS = (1, 2, 4, 8, 16, 32, 64, 128)
 NODES = (25, 50, 100, 200)
 EPOCHS = 2  # of what is timed
 REPEATS, QUIET = 3, 0.1  # again where other processes keep more of a core busy, at most so often
+PASSES = 2  # each configuration anew: processes of the same program differ in speed for as long as they live
 
 
 def main() -> None:
@@ -56,7 +66,7 @@ def main() -> None:
         batch = max(one.configuration.batch for one in observations)
         requests = _requests(arguments)
         costs = costs_of(observations, requests["swept"])
-        remote = between_hosts(costs[batch], requests["unix"], requests["tcp"])
+        remote = costs_apart(observations, costs[batch], requests)
         checks = [_check(one, costs[one.configuration.batch]) for one in observations]
         grid = _grid(remote, arguments)
         counts = () if arguments.no_nodes else NODES[:1] if arguments.quick else NODES
@@ -106,11 +116,12 @@ def _requests(arguments: argparse.Namespace) -> dict[str, request_costs.RequestC
 
 
 def _observations(arguments: argparse.Namespace, log: IO[str]) -> list[Observation]:
-    """What was seen in all configurations; those that the file has are not run again."""
+    """What was seen in all configurations, on average; those that the file has are not run again."""
     wanted = [] if arguments.observed else CALIBRATION if arguments.quick else [*CALIBRATION, *CHECKS]
     seen = [Observation.from_dict(one) for one in _kept(arguments).get("observations", [])]
-    known = {one.configuration for one in seen}
-    wanted = [one for one in wanted if one not in known]
+    known = Counter(one.configuration for one in seen)
+    passes = range(1 if arguments.quick else PASSES)
+    wanted = [one for number in passes for one in wanted if known[one] <= number]
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, ExitStack() as stack:
         process: PeerProcess | None = None
         for configuration in wanted:
@@ -129,7 +140,7 @@ def _observations(arguments: argparse.Namespace, log: IO[str]) -> list[Observati
                 process.ask({"fit": settings})
             seen.append(observe(configuration, process, generated.distinct(data), generated.batches))
             _keep(arguments, "observations", [asdict(one) for one in seen])
-    return seen
+    return averaged(seen)
 
 
 def observe(configuration: Configuration, process: PeerProcess, rows: float, batches: int) -> Observation:

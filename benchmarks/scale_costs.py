@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, harmonic_mean
 from typing import Any
 
 from benchmarks.peers.protocol import BOTTOM, TOP
@@ -15,14 +16,16 @@ from benchmarks.simulator import Cluster, Costs, Mode, Placement, predict
 DENSE, FIELDS, DIM = 13, 26, 16
 SPREAD = 0.1  # of the seconds of a step's computing; seen between the steps of a worker alone
 LARGE, SMALL = 2048, 512
-LOOSEST_WAKEUP = 0.02
+LARGEST_WAKEUP, LARGEST_CROWDING, LARGEST_MERGE_ROW = 0.02, 1.0, 1e-5
+ROUNDS = 3  # in which numbers that depend on each other are fitted
 
 
 @dataclass(frozen=True)
 class Configuration:
     """What was run: a topology, a batch for each worker, and `max_staleness`, if not the project's choice.
 
-    With colocated placement each worker has a server in its process, and `servers` is 0.
+    With colocated placement each worker has a server in its process, and `servers` is 0. `intra` is how many threads
+    TensorFlow splits an operation among, if not the project's choice.
     """
 
     servers: int
@@ -31,6 +34,7 @@ class Configuration:
     mode: Mode = "async"
     staleness: int | None = None
     placement: Placement = "separate"
+    intra: int | None = None
 
     @property
     def name(self) -> str:
@@ -40,7 +44,8 @@ class Configuration:
         else:
             nodes = "embedded" if self.servers == 0 else f"{self.servers}+{self.workers}"
         ahead = "" if self.staleness is None else f", {self.staleness} ahead"
-        return (nodes if self.mode == "async" else f"{nodes} {self.mode}") + ahead
+        whole = "" if self.intra is None else ", operations whole"
+        return (nodes if self.mode == "async" else f"{nodes} {self.mode}") + ahead + whole
 
     def settings(self) -> dict[str, Any]:
         """For `benchmarks.peers.nodes`."""
@@ -85,12 +90,14 @@ class Observation:
 
 
 # What costs are taken from, 1+1 one step at a time, as without servers: what one step costs another is no message's
-# cost. Their processor times are; their throughput is not, but for that of 1+1 at the small batch.
+# cost. Their processor times are; their throughput is not, but for that of 1+1 at the small batch. A worker alone on a
+# host splits operations; those that share cores, and compute at the same time, do not.
 CALIBRATION = [
     Configuration(0, 1),
     Configuration(0, 1, SMALL),
     Configuration(1, 1, staleness=0),
-    Configuration(1, 1, SMALL, staleness=0),
+    Configuration(1, 1, staleness=0, intra=1),
+    Configuration(1, 1, SMALL, staleness=0, intra=1),
     Configuration(1, 2, mode="sync"),
     Configuration(1, 2, SMALL, mode="sync"),
 ]
@@ -109,43 +116,74 @@ CHECKS = [
 ]
 
 
-def costs_of(observations: Sequence[Observation], requests: RequestCosts) -> dict[int, Costs]:
-    """The costs at each batch size, on one host.
+def averaged(observations: Sequence[Observation]) -> list[Observation]:
+    """One observation of each configuration: the means of all that there are, by step and not by second."""
+    found: dict[Configuration, list[Observation]] = {}
+    for one in observations:
+        found.setdefault(one.configuration, []).append(one)
+    return [
+        Observation(
+            configuration,
+            rows=fmean(one.rows for one in seen),
+            samples_per_s=harmonic_mean([one.samples_per_s for one in seen]),
+            worker_seconds=fmean(one.worker_seconds for one in seen),
+            server_seconds=fmean(one.server_seconds for one in seen),
+            stages={name: fmean(one.stages[name] for one in seen) for name in seen[0].stages},
+            others=fmean(one.others for one in seen),
+        )
+        for configuration, seen in found.items()
+    ]
 
-    `requests` says what messages and rows cost. Of the processor time that was observed, the embedded run says what
-    computing takes and how many cores it keeps busy; what 1+1 uses beyond computing, messages and rows is for the dense
-    parameters and all else in a step with servers. Where it uses less, rows cost no more than it used. What the server
-    of 1+2 sync uses beyond messages and that is for merging rows. How long a message waits for somebody to work on it
-    follows from the throughput of 1+1 at the small batch.
+
+def costs_of(observations: Sequence[Observation], requests: RequestCosts) -> dict[int, Costs]:
+    """The costs at each batch size, of nodes that share a host.
+
+    `requests` says what messages and rows cost. What the worker of 1+1 (one step at a time) uses beyond messages, rows
+    and preparing is for computing; what its server uses beyond messages and rows is for the dense parameters and all
+    else, and where it uses less, rows cost no more than it used. What the embedded run uses beyond computing and
+    preparing is for its tables. How much longer all takes for each process beside the first is what the workers of 1+2
+    sync use more at the small batch, and what its server uses beyond messages is for merging rows. How long a message
+    waits for somebody to work on it follows from the throughput of 1+1 at the small batch.
 
     Raises:
         KeyError: a configuration of CALIBRATION is missing.
     """
     seen = {one.configuration: one for one in observations}
-    costs: dict[int, Costs] = {}
-    for batch in (SMALL, LARGE):
-        steps = _computing(seen[Configuration(0, 1, batch)])
-        one = seen[Configuration(1, 1, batch, staleness=0)]
-        merged = seen[Configuration(1, 2, batch, mode="sync")]
-        served = 2 * requests.server_request
-        computed = steps.compute + steps.prepare + 2 * requests.client_request
-        client_row, client_step = _shared(one.worker_seconds - computed, one.rows, requests.client_row)
-        server_row, server_step = _shared(one.server_seconds - served, one.rows, requests.server_row)
-        costs[batch] = replace(
-            steps,
-            client_request=requests.client_request,
-            client_row=client_row,
-            client_step=client_step,
-            server_request=requests.server_request,
-            server_row=server_row,
-            server_step=server_step,
-            merge_row=max(0.0, merged.server_seconds - served - server_step) / merged.rows,
-            row_bytes=4.0 * DIM,
-            dense_bytes=4.0 * dense_floats(),
-            spread=SPREAD,
+    costs = {
+        batch: _alone(
+            seen[Configuration(0, 1, batch)], seen[Configuration(1, 1, batch, staleness=0, intra=1)], requests
         )
-    wakeup = _wakeup(costs[SMALL], seen[Configuration(1, 1, SMALL, staleness=0)])
-    return {batch: replace(found, wakeup=wakeup) for batch, found in costs.items()}
+        for batch in (SMALL, LARGE)
+    }
+    alone = seen[Configuration(1, 1, SMALL, staleness=0, intra=1)]
+    merged = {batch: seen[Configuration(1, 2, batch, mode="sync")] for batch in costs}
+    wakeup = crowding = 0.0
+    for _ in range(ROUNDS):  # each follows from the others
+        costs = {
+            batch: replace(
+                found,
+                crowding=crowding,
+                wakeup=wakeup,
+                merge_row=_merge_row(replace(found, crowding=crowding, wakeup=wakeup), merged[batch]),
+            )
+            for batch, found in costs.items()
+        }
+        crowding = _crowding(costs[SMALL], merged[SMALL])
+        wakeup = _wakeup(replace(costs[SMALL], crowding=crowding), alone)
+    return costs
+
+
+def costs_apart(
+    observations: Sequence[Observation], shared: Costs, requests: Mapping[str, RequestCosts]
+) -> Costs:
+    """The costs at the large batch of nodes that have a host each; `shared` are those of nodes that share one.
+
+    What 1+1 uses, one step at a time and with all threads, with messages over TCP.
+    """
+    seen = {one.configuration: one for one in observations}
+    alone = _alone(seen[Configuration(0, 1)], seen[Configuration(1, 1, staleness=0)], requests["swept"])
+    alone = replace(alone, merge_row=shared.merge_row, wakeup=shared.wakeup)
+    return between_hosts(alone, requests["unix"], requests["tcp"])
 
 
 def between_hosts(costs: Costs, here: RequestCosts, there: RequestCosts) -> Costs:
@@ -172,20 +210,34 @@ def dense_floats() -> int:
     return sum((a + 1) * b for widths in (bottom, top) for a, b in itertools.pairwise(widths))
 
 
-def _computing(embedded: Observation) -> Costs:
-    """The parts of a step without servers: reading and preparing beside it, the tables, and the model."""
-    stages = embedded.stages
-    prepare = stages["read"] + stages["prepare"]
-    tables = stages["pull"] + stages["push"]
-    alone = stages["compute"] + stages["measure"]
-    compute = max(embedded.worker_seconds - prepare - tables, alone)
+def _alone(embedded: Observation, one: Observation, requests: RequestCosts) -> Costs:
+    """The parts of a step that the runs with one worker tell."""
+    prepare = one.stages["read"] + one.stages["prepare"]
+    wall = one.stages["compute"] + one.stages["measure"]
+    client = 2 * requests.client_request
+    client_row, compute = _shared(one.worker_seconds - prepare - client, one.rows, requests.client_row)
+    compute = max(compute, wall)
+    server_row, server_step = _shared(
+        one.server_seconds - 2 * requests.server_request, one.rows, requests.server_row
+    )
+    tables = max(0.0, embedded.worker_seconds - prepare - compute)
+    waited = embedded.stages["pull"] + embedded.stages["push"]
     return Costs(
-        samples=embedded.configuration.batch,
-        rows=embedded.rows,
+        samples=one.configuration.batch,
+        rows=one.rows,
         compute=compute,
-        threads=compute / alone,
+        threads=compute / wall,
         prepare=prepare,
+        client_request=requests.client_request,
+        client_row=client_row,
+        server_request=requests.server_request,
+        server_row=server_row,
+        server_step=server_step,
         embedded_row=tables / embedded.rows,
+        embedded_threads=min(max(1.0, tables / waited), one.cluster().cores),
+        row_bytes=4.0 * DIM,
+        dense_bytes=4.0 * dense_floats(),
+        spread=SPREAD,
     )
 
 
@@ -195,11 +247,37 @@ def _shared(seconds: float, rows: float, row: float) -> tuple[float, float]:
     return row, max(0.0, seconds - rows * row)
 
 
+def _merge_row(costs: Costs, seen: Observation) -> float:
+    """What merging a row costs, so that the server of 1+2 sync uses what it was seen to use."""
+    return _fitted(
+        lambda value: predict(replace(costs, merge_row=value), seen.cluster()).server_seconds,
+        seen.server_seconds,
+        LARGEST_MERGE_ROW,
+    )
+
+
+def _crowding(costs: Costs, seen: Observation) -> float:
+    """How much longer all takes beside another process, so that the workers of 1+2 sync use what they were seen to."""
+    return _fitted(
+        lambda value: predict(replace(costs, crowding=value), seen.cluster()).worker_seconds,
+        seen.worker_seconds,
+        LARGEST_CROWDING,
+    )
+
+
 def _wakeup(costs: Costs, seen: Observation) -> float:
     """The wait of each message with which 1+1 on one host is as fast as it was seen to be."""
-    low, high = 0.0, LOOSEST_WAKEUP
+    return _fitted(
+        lambda value: 1 / predict(replace(costs, wakeup=value), seen.cluster()).samples_per_s,
+        1 / seen.samples_per_s,
+        LARGEST_WAKEUP,
+    )
+
+
+def _fitted(of: Callable[[float], float], wanted: float, largest: float) -> float:
+    """The value from 0 to `largest` at which a rising function is `wanted`."""
+    low, high = 0.0, largest
     for _ in range(20):
         middle = (low + high) / 2
-        found = predict(replace(costs, wakeup=middle), seen.cluster()).samples_per_s
-        low, high = (middle, high) if found > seen.samples_per_s else (low, middle)
+        low, high = (middle, high) if of(middle) < wanted else (low, middle)
     return low

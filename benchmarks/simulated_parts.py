@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 
 Action = Callable[[], None]
@@ -29,30 +30,46 @@ class Clock:
 
 
 class Host:
-    """Cores that are shared equally by all tasks, each of which keeps one busy at most."""
+    """Cores that are shared equally by all tasks, each of which keeps one busy at most.
 
-    def __init__(self, clock: Clock, cores: float) -> None:
-        self._clock, self._cores = clock, cores
+    Tasks of several processes take each other's place in the caches: all of them take longer by the share `crowding`
+    for each process at work beside the first.
+    """
+
+    def __init__(self, clock: Clock, cores: float, crowding: float = 0.0) -> None:
+        self._clock, self._cores, self._crowding = clock, cores, crowding
         self._served = 0.0  # seconds that each task present since the beginning would have had
         self._changed = 0.0
-        self._tasks: list[tuple[float, int, Action]] = []
+        self._tasks: list[tuple[float, int, str, Action]] = []
+        self._processes: Counter[str] = Counter()  # tasks of each
         self._count = self._version = 0
-        self.busy = 0.0  # core seconds
+        self.used: dict[str, float] = {}  # core seconds of each process
 
-    def work(self, seconds: float, done: Action) -> None:
-        """Start a task."""
+    @property
+    def busy(self) -> float:
+        """Core seconds of all processes."""
+        return sum(self.used.values())
+
+    def work(self, process: str, seconds: float, done: Action) -> None:
+        """Start a task of `process`, which takes so many seconds of a core if no other process is at work."""
         self._advance()
         self._count += 1
-        heapq.heappush(self._tasks, (self._served + seconds, self._count, done))
+        self._processes[process] += 1
+        heapq.heappush(self._tasks, (self._served + seconds, self._count, process, done))
         self._schedule()
 
-    def _rate(self) -> float:
+    def _share(self) -> float:
+        """Of a core, for each task."""
         return min(1.0, self._cores / len(self._tasks)) if self._tasks else 0.0
+
+    def _rate(self) -> float:
+        return self._share() / (1.0 + self._crowding * max(0, len(self._processes) - 1))
 
     def _advance(self) -> None:
         passed = self._clock.now - self._changed
         self._served += passed * self._rate()
-        self.busy += passed * self._rate() * len(self._tasks)
+        for process, tasks in self._processes.items():
+            self.used[process] = self.used.get(process, 0.0) + passed * self._share() * tasks
         self._changed = self._clock.now
 
     def _schedule(self) -> None:
@@ -66,7 +83,10 @@ class Host:
         if version != self._version:
             return
         self._advance()
-        _, _, done = heapq.heappop(self._tasks)
+        _, _, process, done = heapq.heappop(self._tasks)
+        self._processes[process] -= 1
+        if not self._processes[process]:
+            del self._processes[process]
         self._schedule()
         done()
 

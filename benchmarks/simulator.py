@@ -1,6 +1,7 @@
 """A discrete-event simulator of training with parameter servers: throughput from costs, cores and network.
 
-Hosts share their cores among the tasks that run there (processor sharing). Links send one message after another.
+Hosts share their cores among the tasks that run there (processor sharing), which take longer where several processes
+take turns. Links send one message after another.
 A worker prepares batches in a thread of its own, and takes steps: pull from all servers, compute, push to all servers;
 two of them at a time where the pull of one may run ahead of the push of the other.
 In async mode each worker goes at its own pace. In sync mode a server has all workers' messages of a step before it
@@ -15,6 +16,7 @@ from __future__ import annotations
 import bisect
 import math
 import random
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -32,15 +34,17 @@ class Costs:
 
     Arguments:
         samples, rows: of a step of one worker.
-        compute: seconds of the model's step; split among `threads` at most.
+        compute: seconds of the model's step and of all else that a step takes; split among `threads` at most.
         threads: how many cores the computing keeps busy.
         prepare: seconds of reading and making ids distinct, in a thread beside the computing.
-        client_request, client_row, client_step: seconds of a worker for each message to a server, for each row in a
-            step (pull and push together), and for the dense parameters and all else that a step with servers takes.
+        client_request, client_row: seconds of a worker for each message to a server, and for each row in a step (pull
+            and push together).
         server_request, server_row, server_step: seconds of a server for each message, for each row in a step, and for
             the dense parameters and all else in a step (each server has its part).
         merge_row: instead of `server_row`, where a server merges the rows of several workers.
         embedded_row: seconds for each row in a step where the tables are in the worker.
+        embedded_threads: how many cores that keeps busy.
+        crowding: how much longer everything takes for each process at work on the host beside the first, as a share.
         spread: how much the seconds of computing differ from step to step: uniformly, up to this share.
         wakeup: seconds from a message's arrival until somebody works on it, cores being free.
         row_bytes, dense_bytes: of one direction.
@@ -53,12 +57,13 @@ class Costs:
     prepare: float = 0.0
     client_request: float = 0.0
     client_row: float = 0.0
-    client_step: float = 0.0
     server_request: float = 0.0
     server_row: float = 0.0
     server_step: float = 0.0
     merge_row: float = 0.0
     embedded_row: float = 0.0
+    embedded_threads: float = 1.0
+    crowding: float = 0.0
     wakeup: float = 0.0
     spread: float = 0.0
     row_bytes: float = 64.0
@@ -113,12 +118,16 @@ class Cluster:
 class Prediction:
     """Samples a second, and how busy what could be the limit was: shares of one.
 
+    `worker_seconds` and `server_seconds` are the processor time of all workers and of all servers for each step of a
+    worker.
     `bottleneck` is the busiest of "merging" (the one core of a server that merges workers' messages), "server cores",
     "server link", "worker cores", "worker link"; "waiting" where none is busy for more than four fifths of the time.
     """
 
     samples_per_s: float
     busy: dict[str, float]
+    worker_seconds: float = 0.0
+    server_seconds: float = 0.0
 
     @property
     def bottleneck(self) -> str:
@@ -157,15 +166,13 @@ class _Simulation:
         alike = not cluster.one_host and not cluster.own
         self.simulated = min(cluster.servers, SIMULATED_SERVERS) if alike else cluster.servers
         if cluster.one_host:
-            host = Host(clock, cluster.cores)
+            host = self._host()
             self.server_hosts = [host] * self.simulated
             self.worker_hosts = [host] * cluster.workers
         else:
-            self.worker_hosts = [Host(clock, cluster.cores) for _ in range(cluster.workers)]
+            self.worker_hosts = [self._host() for _ in range(cluster.workers)]
             self.server_hosts = (
-                self.worker_hosts
-                if cluster.own
-                else [Host(clock, cluster.cores) for _ in range(self.simulated)]
+                self.worker_hosts if cluster.own else [self._host() for _ in range(self.simulated)]
             )
         self.replies = [Link(clock, cluster.bandwidth) for _ in range(self.simulated)]
         self.requests = [Link(clock, cluster.bandwidth) for _ in range(self.simulated)]
@@ -174,6 +181,13 @@ class _Simulation:
         self.waiting: dict[tuple[int, int, str], list[Action]] = {}
         self.merged = [0.0] * self.simulated  # seconds
         self.workers = [_Worker(self, index) for index in range(cluster.workers)]
+
+    def _host(self) -> Host:
+        return Host(self.clock, self.cluster.cores, self.costs.crowding)
+
+    def server_process(self, server: int) -> str:
+        """The process in which a server is."""
+        return f"worker {server}" if self.cluster.own else f"server {server}"
 
     def run(self) -> Prediction:
         for worker in self.workers:
@@ -191,34 +205,46 @@ class _Simulation:
             "server cores": max((host.busy for host in self.server_hosts), default=0.0) / end / cores,
             "server link": max((link.busy for link in [*self.requests, *self.replies]), default=0.0) / end,
         }
-        return Prediction(rate, busy)
+        steps = self.steps * self.cluster.workers
+        used: defaultdict[str, float] = defaultdict(float)
+        for host in {id(host): host for host in [*self.worker_hosts, *self.server_hosts]}.values():
+            for process, seconds in host.used.items():
+                used[process.split()[0]] += seconds / steps
+        share = self.cluster.servers / max(1, self.simulated)
+        return Prediction(rate, busy, used["worker"], used["server"] * share)
+
+    def work_in_threads(self, worker: int, seconds: float, threads: float, done: Action) -> None:
+        """A task of a worker that keeps so many cores busy."""
+        together = Together(max(1, math.ceil(threads)), done)
+        for share in _shares(seconds, threads):
+            self.worker_hosts[worker].work(f"worker {worker}", share, together)
 
     # --- one exchange of a worker with all servers ---
 
     def exchange(self, worker: int, step: int, kind: str, done: Action) -> None:
         """Rows and dense parameters of a step to all servers (`push`) or from them (`pull`), half of the costs each."""
         costs, servers, own = self.costs, self.cluster.servers, self.cluster.own
-        host = self.worker_hosts[worker]
+        host, process = self.worker_hosts[worker], f"worker {worker}"
         if not servers:
-            host.work(costs.rows * costs.embedded_row / 2, done)
+            self.work_in_threads(worker, costs.rows * costs.embedded_row / 2, costs.embedded_threads, done)
             return
         messages = servers - own
         sent = costs.rows * messages / servers  # rows that leave this process
-        client = messages * costs.client_request + (sent * costs.client_row + costs.client_step) / 2
+        client = messages * costs.client_request + sent * costs.client_row / 2
         size = (costs.rows * costs.row_bytes + costs.dense_bytes) / servers
         keys = costs.rows * 8 / servers
         up, down = (keys, size) if kind == "pull" else (keys + size, 0.0)
         part = servers / self.simulated  # each simulated server stands for so many
 
         def received() -> None:
-            host.work(client / 2, done)
+            host.work(process, client / 2, done)
 
         def send() -> None:
             together = Together(self.simulated, received)
             for server in range(self.simulated):
                 self._request(worker, server, (step, kind), (up, down), part, together)
 
-        host.work(client / 2, send)
+        host.work(process, client / 2, send)
 
     def _request(
         self,
@@ -251,7 +277,7 @@ class _Simulation:
                 return
             shared = (costs.rows * costs.server_row + costs.server_step) / self.cluster.servers / 2
             request = 0.0 if near else costs.server_request
-            self.server_hosts[server].work(request + shared, reply)
+            self.server_hosts[server].work(self.server_process(server), request + shared, reply)
 
         if near:
             arrive()
@@ -287,7 +313,7 @@ class _Simulation:
             for action in replies:
                 action()
 
-        self.server_hosts[server].work(seconds, merged)
+        self.server_hosts[server].work(self.server_process(server), seconds, merged)
 
 
 class _Worker:
@@ -330,7 +356,7 @@ class _Worker:
         host = simulation.worker_hosts[self._index]
         if not self._preparing and self._prepared < min(steps, self._computed + 3):
             self._preparing = True
-            host.work(simulation.costs.prepare, self._on_prepared)
+            host.work(f"worker {self._index}", simulation.costs.prepare, self._on_prepared)
         if not self._exchanging:
             self._exchange()
         while (
@@ -338,12 +364,11 @@ class _Worker:
         ):
             step = self._begun
             self._begun += 1
-            threads = max(1, math.ceil(simulation.costs.threads))
-            together = Together(threads, partial(self._on_computed, step))
             spread = simulation.costs.spread
             seconds = simulation.costs.compute * (1 + self._random.uniform(-spread, spread))
-            for share in _shares(seconds, simulation.costs.threads):
-                host.work(share, together)
+            simulation.work_in_threads(
+                self._index, seconds, simulation.costs.threads, partial(self._on_computed, step)
+            )
 
     def _exchange(self) -> None:
         """The next pull, if it may run ahead of the pushes that are missing; else the next push.

@@ -79,7 +79,7 @@ def _parse(texts: list[str]) -> tuple[argparse.Namespace, list[Peer]]:
     parser.add_argument("--no-docs", action="store_true", help="do not write docs/benchmarks/")
     arguments = parser.parse_args(texts)
     try:
-        contestants = selected(arguments.peers and arguments.peers.split(","), arguments.model)
+        contestants = selected(arguments.peers and arguments.peers.split(","))
     except ValueError as error:
         parser.error(str(error))
     return arguments, contestants

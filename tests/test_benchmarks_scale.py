@@ -25,7 +25,9 @@ from benchmarks.scale_costs import (
     SMALL,
     Configuration,
     Observation,
+    averaged,
     between_hosts,
+    costs_apart,
     costs_of,
     dense_floats,
 )
@@ -39,10 +41,12 @@ from tests.lengths import ALL
 ROWS = {SMALL: 8_000.0, LARGE: 24_000.0}
 COMPUTE = {SMALL: 0.016, LARGE: 0.05}
 REQUESTS = RequestCosts(client_request=2e-4, client_row=6e-8, server_request=3e-4, server_row=6e-7)
-CLIENT_STEP, SERVER_STEP, MERGE_ROW = 2e-3, 1e-3, 9e-7
+SERVER_STEP, MERGE_ROW = 1e-3, 9e-7
 
 
-def observation(servers: int, workers: int, batch: int, samples_per_s: float = 30_000.0) -> Observation:
+def observation(
+    servers: int, workers: int, batch: int, samples_per_s: float = 30_000.0, intra: int | None = 1
+) -> Observation:
     """What nodes with known costs would be seen to use in a step; two workers are synchronous."""
     stages = {
         "read": 1e-3,
@@ -54,12 +58,19 @@ def observation(servers: int, workers: int, batch: int, samples_per_s: float = 3
         "wait": 0.0,
     }
     rows = ROWS[batch]
-    beside = 2 * REQUESTS.client_request + rows * REQUESTS.client_row + CLIENT_STEP if servers else 3e-3
+    beside = 2 * REQUESTS.client_request + rows * REQUESTS.client_row if servers else 6e-3
     row = REQUESTS.server_row if workers == 1 else MERGE_ROW
     served = 2 * REQUESTS.server_request + SERVER_STEP + rows * row if servers else 0.0
     staleness = 0 if servers and workers == 1 else None
     return Observation(
-        Configuration(servers, workers, batch, "sync" if workers == 2 else "async", staleness),
+        Configuration(
+            servers,
+            workers,
+            batch,
+            "sync" if workers == 2 else "async",
+            staleness,
+            intra=None if staleness is None else intra,
+        ),
         rows,
         samples_per_s,
         worker_seconds=COMPUTE[batch] + 2e-3 + beside,
@@ -72,7 +83,7 @@ def observations() -> list[Observation]:
     return [
         *(observation(0, 1, batch) for batch in (SMALL, LARGE)),
         observation(1, 1, SMALL, 20_000.0),
-        observation(1, 1, LARGE),
+        *(observation(1, 1, LARGE, intra=intra) for intra in (None, 1)),
         *(observation(1, 2, batch) for batch in (SMALL, LARGE)),
     ]
 
@@ -86,9 +97,13 @@ def test_costs_are_found_again_in_what_is_seen_of_them() -> None:
         assert found.threads == pytest.approx(2.0)
         assert found.prepare == pytest.approx(2e-3)
         assert {name: getattr(found, name) for name in asdict(REQUESTS)} == asdict(REQUESTS)
-        assert found.client_step == pytest.approx(CLIENT_STEP)
         assert found.server_step == pytest.approx(SERVER_STEP)
-        assert found.merge_row == pytest.approx(MERGE_ROW)
+        # The tables of the worker alone: 6 ms in two threads, which waited 3 ms.
+        assert found.rows * found.embedded_row == pytest.approx(6e-3)
+        assert found.embedded_threads == pytest.approx(2.0)
+        # Two workers were seen to use no more than one, and so their server merges undisturbed.
+        assert found.crowding == pytest.approx(0.0, abs=1e-4)
+        assert found.merge_row == pytest.approx(MERGE_ROW, rel=1e-3)
     # The wait of messages is chosen so that one server and one worker at the small batch come out right.
     assert predict(costs[SMALL], Cluster(staleness=0, one_host=True)).samples_per_s == pytest.approx(
         20_000, rel=0.01
@@ -99,10 +114,49 @@ def test_rows_cost_no_more_than_the_nodes_used() -> None:
     dear = replace(REQUESTS, client_row=1.0, server_row=1.0)
     for batch, found in costs_of(observations(), dear).items():
         rows = ROWS[batch]
-        assert (found.client_step, found.server_step) == (0.0, 0.0)
-        assert rows * found.client_row == pytest.approx(rows * REQUESTS.client_row + CLIENT_STEP)
+        assert found.server_step == 0.0
         assert rows * found.server_row == pytest.approx(rows * REQUESTS.server_row + SERVER_STEP)
-        assert rows * found.merge_row == pytest.approx(rows * MERGE_ROW + SERVER_STEP)
+        assert rows * found.merge_row == pytest.approx(rows * MERGE_ROW + SERVER_STEP, rel=1e-3)
+
+
+def test_workers_that_use_more_beside_each_other_tell_of_crowding() -> None:
+    seen = [
+        replace(one, worker_seconds=one.worker_seconds * 1.1, server_seconds=one.server_seconds * 1.1)
+        if one.configuration.workers == 2
+        else one
+        for one in observations()
+    ]
+    costs = costs_of(seen, REQUESTS)
+    assert 0.05 < costs[SMALL].crowding < 0.2
+    assert costs[LARGE].crowding == costs[SMALL].crowding
+    for one in seen:
+        found = predict(costs[one.configuration.batch], one.cluster())
+        if one.configuration == Configuration(1, 2, SMALL, "sync"):
+            assert found.worker_seconds == pytest.approx(one.worker_seconds, rel=0.02)
+            assert found.server_seconds == pytest.approx(one.server_seconds, rel=0.02)
+
+
+def test_hosts_apart_have_the_costs_of_a_worker_that_splits_operations() -> None:
+    seen = [
+        replace(one, worker_seconds=one.worker_seconds + 4e-3)
+        if one.configuration == Configuration(1, 1, staleness=0)
+        else one
+        for one in observations()
+    ]
+    requests = {"swept": REQUESTS, "unix": REQUESTS, "tcp": REQUESTS}
+    shared = costs_of(seen, REQUESTS)[LARGE]
+    apart = costs_apart(seen, shared, requests)
+    assert apart.compute == pytest.approx(shared.compute + 4e-3)
+    assert (apart.crowding, apart.merge_row, apart.wakeup) == (0.0, shared.merge_row, shared.wakeup)
+
+
+def test_passes_are_averaged_by_step() -> None:
+    one = observation(1, 1, SMALL, 10_000.0)
+    two = replace(one, samples_per_s=30_000.0, worker_seconds=one.worker_seconds + 2e-3)
+    [mean] = averaged([one, two])
+    assert mean.samples_per_s == pytest.approx(15_000.0)
+    assert mean.worker_seconds == pytest.approx(one.worker_seconds + 1e-3)
+    assert mean.stages == pytest.approx(one.stages)
 
 
 def test_between_hosts_messages_cost_what_they_do_there() -> None:
@@ -111,8 +165,8 @@ def test_between_hosts_messages_cost_what_they_do_there() -> None:
     assert (there.client_request, there.server_request) == (5e-4, 7e-4)
     assert there.client_row == pytest.approx(REQUESTS.client_row + 2e-8)
     assert there.server_row == pytest.approx(REQUESTS.server_row + 3e-7)
-    assert there.merge_row == pytest.approx(MERGE_ROW + 3e-7)
-    assert (there.client_step, there.server_step) == (here.client_step, here.server_step)
+    assert there.merge_row == pytest.approx(here.merge_row + 3e-7)
+    assert (there.compute, there.server_step) == (here.compute, here.server_step)
     noisy = between_hosts(here, REQUESTS, replace(REQUESTS, client_row=0.0, server_row=0.0))
     assert (noisy.client_row, noisy.server_row, noisy.merge_row) == (
         here.client_row,

@@ -47,11 +47,34 @@ clusters = st.builds(
 def test_two_tasks_share_a_core_and_a_third_has_to_wait() -> None:
     clock, ends = Clock(), []
     host = Host(clock, cores=1)
-    host.work(1.0, lambda: ends.append(clock.now))
-    host.work(2.0, lambda: ends.append(clock.now))
+    host.work("worker", 1.0, lambda: ends.append(clock.now))
+    host.work("worker", 2.0, lambda: ends.append(clock.now))
     clock.run()
     assert ends == [2.0, 3.0]
     assert host.busy == pytest.approx(3.0)
+
+
+def test_processes_that_share_a_host_slow_each_other_down() -> None:
+    # Beside each other a tenth slower: until 1.1 both, then the second alone.
+    clock, ends = Clock(), []
+    host = Host(clock, cores=2, crowding=0.1)
+    host.work("worker", 1.0, lambda: ends.append(clock.now))
+    host.work("server", 2.0, lambda: ends.append(clock.now))
+    clock.run()
+    assert ends == pytest.approx([1.1, 2.1])
+    assert host.used == pytest.approx({"worker": 1.1, "server": 2.1})
+    # Tasks of one process do not.
+    host.work("worker", 1.0, lambda: ends.append(clock.now))
+    host.work("worker", 1.0, lambda: ends.append(clock.now))
+    clock.run()
+    assert ends[2:] == pytest.approx([3.1, 3.1])
+
+
+def test_the_processor_time_of_a_step_is_what_its_parts_cost() -> None:
+    parts = replace(PLAIN, prepare=1e-3, client_request=1e-3, server_request=2e-3, server_row=1e-6)
+    found = predict(parts, Cluster(servers=4, cores=64))
+    assert found.worker_seconds == pytest.approx(0.02 + 1e-3 + 2 * 4 * 1e-3)
+    assert found.server_seconds == pytest.approx(2 * 4 * 2e-3 + 1e-3)
 
 
 def test_a_link_sends_one_message_after_another() -> None:

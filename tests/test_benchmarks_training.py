@@ -76,12 +76,10 @@ def test_the_overview_has_a_row_for_each_run(tmp_path: Path) -> None:
     assert rows[0] == "| [dlrm](training-dlrm-512.md) | 512 | 2,000 | 1,000 |"
 
 
-def test_peers_that_are_unknown_or_cannot_train_the_model_are_refused() -> None:
+def test_peers_that_are_unknown_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Received: tensorrec"):
-        selected(["embedded", "tensorrec"], "dlrm")
-    with pytest.raises(ValueError, match=r"no model bags.*Received: tfps"):
-        selected(["embedded", "tfps"], "bags")
-    assert {"embedded", "keras", "torch", "tfra"} <= {peer.name for peer in selected(None, "bags")}
+        selected(["embedded", "tensorrec"])
+    assert [peer.name for peer in selected(None)][:3] == ["embedded", "1+1", "2+2"]
 
 
 def run_benchmark(*arguments: str) -> dict[str, Any]:
@@ -123,7 +121,10 @@ def test_a_tiny_run_ends_with_its_result() -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("model", "peer"), [("wdl", "keras"), ("deepfm", "embedded"), ("bags", "embedded")])
-def test_every_model_is_trained_by_processes_that_start_anew(model: str, peer: str) -> None:
-    result = run_benchmark("--model", model, "--peers", peer, "--fresh", "--rounds", "1")
-    assert result["samples_per_s"][peer] > 0
+@pytest.mark.parametrize(
+    ("model", "peers"), [("wdl", "keras"), ("deepfm", "embedded"), ("bags", "embedded,tfps")]
+)
+def test_every_model_is_trained_by_processes_that_start_anew(model: str, peers: str) -> None:
+    result = run_benchmark("--model", model, "--peers", peers, "--fresh", "--rounds", "1")
+    assert set(result["samples_per_s"]) == set(peers.split(","))
+    assert min(result["samples_per_s"].values()) > 0

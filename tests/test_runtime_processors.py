@@ -14,6 +14,10 @@ import pytest
 
 from deeprec_spark.cluster import ClusterOptions
 from deeprec_spark.runtime import processors
+from deeprec_spark.training.options import DenseStepOptions, TrainerOptions
+from deeprec_spark.training.pipeline import PipelineOptions
+from deeprec_spark.training.worker import WorkerJob, threads_of_an_operation
+from tests.counting import SPEC, counting
 
 NODE = """
 import json, os, sys
@@ -21,7 +25,8 @@ import pyarrow as pa
 from deeprec_spark.runtime import processors
 found = processors.configure()
 affinity, engine = sorted(os.sched_getaffinity(0)), os.environ["DEEPREC_NUM_THREADS"]
-print(json.dumps([found.policy, found.threads, found.cpus, affinity, engine, pa.cpu_count()]), flush=True)
+arrow = pa.cpu_count()
+print(json.dumps([found.policy, found.threads, found.cpus, affinity, engine, arrow, found.part]), flush=True)
 sys.stdin.read()
 """
 
@@ -74,19 +79,19 @@ def test_pinned_nodes_of_a_host_have_cpus_of_their_own(tmp_path: Path) -> None:
     try:
         taken: list[int] = []
         for _ in allowed:
-            process, (policy, threads, cpus, affinity, engine, _) = started(tmp_path, "pinned", 1)
+            process, (policy, threads, cpus, affinity, engine, *_) = started(tmp_path, "pinned", 1)
             running.append(process)
             assert (policy, threads, engine) == ("pinned", 1, "1")
             assert cpus == affinity
             taken += cpus
         assert sorted(taken) == allowed
         # One too many is not pinned; a CPU comes back when its process ends, even if it is killed.
-        process, (_, _, cpus, affinity, _, _) = started(tmp_path, "pinned", 1)
+        process, (_, _, cpus, affinity, *_) = started(tmp_path, "pinned", 1)
         running.append(process)
         assert (cpus, affinity) == ([], allowed)
         running[0].kill()
         running[0].wait(10)
-        process, (_, _, cpus, _, _, _) = started(tmp_path, "pinned", 1)
+        process, (_, _, cpus, *_) = started(tmp_path, "pinned", 1)
         running.append(process)
         assert cpus == [taken[0]]
     finally:
@@ -109,7 +114,7 @@ def test_pinned_nodes_see_each_other_by_the_network_or_by_a_folder(
             own = tmp_path / str(number)
             own.mkdir()
             locks = str(tmp_path / "host") if shared == "folder" else ""
-            process, (_, _, cpus, _, _, _) = started(
+            process, (_, _, cpus, *_) = started(
                 own, "pinned", every, around=around, DEEPREC_CPU_LOCKS=locks, TMPDIR=str(own)
             )
             running.append(process)
@@ -129,7 +134,7 @@ def test_a_pinned_node_in_a_container_warns_that_others_may_have_its_cpus(
 ) -> None:
     told = str(tmp_path / locks) if locks else ""
     with (tmp_path / "errors").open("w+") as errors:
-        process, (_, _, cpus, _, _, _) = started(
+        process, (_, _, cpus, *_) = started(
             tmp_path,
             "pinned",
             1,
@@ -149,7 +154,7 @@ def test_a_pinned_node_in_a_container_warns_that_others_may_have_its_cpus(
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("policy", ["default", "inline"])
 def test_other_policies_leave_the_affinity(tmp_path: Path, policy: str) -> None:
-    process, (name, threads, cpus, affinity, engine, _) = started(tmp_path, policy, 1)
+    process, (name, threads, cpus, affinity, engine, *_) = started(tmp_path, policy, 1)
     process.communicate(timeout=10)
     assert (name, cpus, affinity) == (policy, [], processors.allowed_cpus())
     assert threads == processors.usable_cpus()
@@ -161,7 +166,7 @@ def test_other_policies_leave_the_affinity(tmp_path: Path, policy: str) -> None:
 def test_arrow_has_the_threads_of_the_node(tmp_path: Path, policy: str) -> None:
     """Not what Spark tells Python workers: that is spark.task.cpus."""
     for told in ("1", "7"):
-        process, (_, threads, *_, arrow) = started(
+        process, (_, threads, _, _, _, arrow, _) = started(
             tmp_path, policy, processors.usable_cpus(), OMP_NUM_THREADS=told
         )
         process.communicate(timeout=10)
@@ -188,12 +193,13 @@ def test_what_a_cgroup_grants(tmp_path: Path) -> None:
 def test_nodes_have_no_more_threads_than_their_executor_has_cores(
     tmp_path: Path, policy: str, executor: int | None, nodes: int
 ) -> None:
-    process, (_, threads, _, _, engine, _) = started(tmp_path, policy, 1, executor, nodes)
+    process, (_, threads, _, _, engine, _, part) = started(tmp_path, policy, 1, executor, nodes)
     with process:
         process.communicate(timeout=10)
     assert process.returncode == 0
     cores = min(processors.usable_cpus(), executor or 1000)
     assert (threads, engine) == (processors.shared_threads(cores, nodes), str(threads))
+    assert part == max(1, cores // nodes)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +209,25 @@ def test_nodes_have_no_more_threads_than_their_executor_has_cores(
 def test_nodes_of_one_executor_share_its_cores(cores: int, nodes: int, threads: int) -> None:
     """Two nodes have all of them each, as when they were measured; many nodes do not take all of them each."""
     assert processors.shared_threads(cores, nodes) == threads
+
+
+@pytest.mark.parametrize(
+    ("workers", "pipeline", "dense", "threads"),
+    [
+        (1, PipelineOptions(max_staleness=0), DenseStepOptions(), 4),
+        (1, PipelineOptions(max_staleness=1, parallel_steps=1), DenseStepOptions(), 4),
+        (1, PipelineOptions(max_staleness=1), DenseStepOptions(xla=True), 4),
+        (1, PipelineOptions(max_staleness=1), DenseStepOptions(micro_batch=32), 4),
+        (1, PipelineOptions(max_staleness=1), DenseStepOptions(), 2),
+        (2, PipelineOptions(max_staleness=0), DenseStepOptions(), 2),
+    ],
+)
+def test_operations_are_split_among_all_threads_where_one_step_has_them_all(
+    workers: int, pipeline: PipelineOptions, dense: DenseStepOptions, threads: int
+) -> None:
+    job = WorkerJob(counting, {}, SPEC, TrainerOptions(dense_step=dense), pipeline=pipeline)
+    chosen = processors.Processors("default", threads=4, part=2)
+    assert threads_of_an_operation(chosen, job, workers) == threads
 
 
 def test_an_unknown_policy_is_named() -> None:

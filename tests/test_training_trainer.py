@@ -1,4 +1,4 @@
-"""The Trainer: kinds of models, Keras' losses and metrics to the digit, states, errors."""
+"""The Trainer: kinds of models, Keras' losses and metrics to the digit, states."""
 
 from __future__ import annotations
 
@@ -14,72 +14,9 @@ from deeprec_spark.embedding import optimizers
 from deeprec_spark.embedding.local_store import LocalStore
 from deeprec_spark.layers import SparseEmbedding, bind, bind_local
 from deeprec_spark.tracing.staleness import Staleness
-from deeprec_spark.training.checks import NonFiniteError
-from deeprec_spark.training.trainer import Trainer, TrainerOptions
+from deeprec_spark.training.trainer import Trainer
+from tests.trainers import DIM, IDS, L, batch, compiled, single, started, two_tasks, users
 from tests.training_reference import DenseTable, table_rows
-
-L = keras.layers
-IDS, DIM = 8, 4
-
-
-def two_tasks(embedding: Any) -> keras.Model:
-    """Two outputs, a regulariser, moving averages."""
-    user = keras.Input((), dtype="int64", name="user")
-    price = keras.Input((1,), name="price")
-    hidden = L.Concatenate()([embedding(user), price])
-    hidden = L.BatchNormalization(name="norm")(L.Dense(4, kernel_regularizer="l2", name="hidden")(hidden))
-    click = L.Dense(1, activation="sigmoid", name="click")(hidden)
-    spend = L.Dense(1, name="spend")(hidden)
-    return keras.Model([user, price], [click, spend])
-
-
-def compiled(model: keras.Model) -> keras.Model:
-    model.compile(
-        keras.optimizers.SGD(0.1),
-        loss={"click": "binary_crossentropy", "spend": keras.losses.Huber()},
-        loss_weights={"click": 1.0, "spend": 0.3},
-        metrics={"click": [keras.metrics.AUC(name="auc")], "spend": ["mae"]},
-        weighted_metrics={"click": ["accuracy"]},
-    )
-    return model
-
-
-def batch(seed: int, size: int = 32, weighted: bool = False) -> Batch:
-    random = np.random.default_rng(seed)
-    return Batch(
-        {"user": random.permutation(np.arange(size) % IDS), "price": random.random(size).astype(np.float32)},
-        {
-            "click": (random.random(size) < 0.4).astype(np.float32),
-            "spend": random.normal(0, 2, size).astype(np.float32),
-        },
-        random.uniform(0.1, 3, size).astype(np.float32) if weighted else None,
-    )
-
-
-def single(optimizer: Any = "sgd", loss: str = "mse", **compile_arguments: Any) -> keras.Model:
-    """One table, one output `out`."""
-    model = keras.Sequential(
-        [
-            keras.Input((), dtype="int64", name="user"),
-            SparseEmbedding(DIM, table="user"),
-            L.Dense(1, name="out"),
-        ]
-    )
-    model.compile(optimizer, loss, **compile_arguments)
-    return model
-
-
-def users(ids: list[int], labels: list[float] | None = None) -> Batch:
-    return Batch(
-        {"user": np.array(ids, np.int64)},
-        {"label": np.array([1.0] * len(ids) if labels is None else labels, np.float32)},
-    )
-
-
-def started(model: keras.Model, sample: Batch, **options: Any) -> Trainer:
-    trainer = Trainer(model, LocalStore(), TrainerOptions(**options))
-    trainer.initialize(sample)
-    return trainer
 
 
 def test_staleness_is_the_updates_between_a_pull_and_its_push() -> None:
@@ -414,80 +351,6 @@ def test_deterministic_runs_are_equal_bit_for_bit() -> None:
         script_results.append((dense.copy(), state.copy(), table_rows(trainer.store, "user", IDS)))
     for one, other in zip(*script_results, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_a_nan_column_is_named_and_nothing_is_applied() -> None:
-    model = compiled(two_tasks(SparseEmbedding(DIM, table="user")))
-    trainer = started(model, batch(0))
-    trainer.train_step(batch(0))
-    before = table_rows(trainer.store, "user", IDS)
-    bad = batch(1)
-    bad.features["price"][3] = np.nan
-    with pytest.raises(NonFiniteError, match=r"training at step 1: columns .*\['price'\].*loss=nan"):
-        trainer.train_step(bad)
-    with pytest.raises(NonFiniteError, match=r"evaluation at step 1"):
-        trainer.evaluate_step(bad)
-    np.testing.assert_array_equal(table_rows(trainer.store, "user", IDS), before)
-
-
-def test_an_output_that_overflows_is_named() -> None:
-    user = keras.Input((), dtype="int64", name="user")
-    vector = SparseEmbedding(DIM, table="user")(user)
-    click = L.Dense(1, name="click")(vector)
-    spend = L.Lambda(lambda x: keras.ops.exp(1000.0 + x), name="spend")(click)
-    model = keras.Model(user, [click, spend])
-    model.compile("sgd", "mse")
-    labels = {"click": np.ones(2, np.float32), "spend": np.ones(2, np.float32)}
-    trainer = started(model, Batch({"user": np.array([1, 2])}, labels))
-    with pytest.raises(NonFiniteError, match=r"outputs that are not finite: \['spend'\]"):
-        trainer.train_step(Batch({"user": np.array([1, 2])}, labels))
-
-
-def test_lookups_inside_of_control_flow_are_refused() -> None:
-    class Branching(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = SparseEmbedding(DIM, name="user")
-            self.out = L.Dense(1)
-
-        def call(self, ids: Any) -> Any:
-            return self.out(
-                tf.cond(tf.reduce_sum(ids) > 0, lambda: self.embed(ids), lambda: self.embed(ids + 1))
-            )
-
-    model = Branching()
-    model.compile("sgd", "mse")
-    trainer = started(model, users([1]))
-    with pytest.raises(ValueError, match=r"'user' is called inside of tf.cond"):
-        trainer.train_step(users([1]))
-
-
-class OwnStep(keras.Model):
-    def train_step(self, data: Any) -> Any:
-        return {}
-
-
-@pytest.mark.parametrize(
-    ("model", "error"),
-    [
-        (lambda: keras.Sequential([L.Dense(1)]), "must be compiled"),
-        (OwnStep, "train_step of the model's own"),
-        (lambda: "model", "must be a keras.Model"),
-    ],
-)
-def test_models_that_cannot_be_trained(model: Any, error: str) -> None:
-    made = model()
-    if isinstance(made, OwnStep):
-        made.compile("sgd", "mse")
-    with pytest.raises((TypeError, ValueError), match=error):
-        Trainer(made, LocalStore())
-
-
-def test_a_model_without_a_table() -> None:
-    model = keras.Sequential([keras.Input((1,), name="price"), L.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="no SparseEmbedding"):
-        started(model, Batch({"price": np.ones(2, np.float32)}, {"label": np.ones(2, np.float32)}))
 
 
 def test_workers_draw_differently_from_equal_models() -> None:

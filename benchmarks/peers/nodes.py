@@ -12,6 +12,7 @@ answer     {"ready": true, "version": "…"}
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tensorflow as tf
 
 from benchmarks.peers import keras_models
 from benchmarks.peers.protocol import LEARNING_RATE, Data, answer, settings
@@ -31,6 +33,7 @@ from deeprec_spark.estimator import Estimator, KerasEstimator
 from deeprec_spark.features.spec import Feature, FeatureSpec, Label
 from deeprec_spark.layers import SparseEmbedding
 from deeprec_spark.models.interactions import DotInteraction
+from deeprec_spark.runtime import processors
 from deeprec_spark.session import init_session
 from deeprec_spark.tracing.stages import STAGES
 from deeprec_spark.training.pipeline import PipelineOptions
@@ -39,7 +42,12 @@ EPOCHS = 1_000_000  # more than any benchmark asks for: the fit ends when standa
 
 
 def model_creator(config: dict[str, Any]) -> keras.Model:
-    """The model of the data in `config`, compiled; runs on the driver and on every worker."""
+    """The model of the data in `config`, compiled; runs on the driver and on every worker.
+
+    `config["intra"]` is for workers how many threads split an operation, if not the project's choice.
+    """
+    if config["intra"] is not None and processors.CORES in os.environ:
+        tf.config.threading.set_intra_op_parallelism_threads(config["intra"])
     model = keras_models.build(keras, Data(config["data"]), embedding, DotInteraction())
     model.compile(keras.optimizers.Adagrad(LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
     return model
@@ -192,7 +200,7 @@ def train(
     with tempfile.TemporaryDirectory(prefix="model-", dir=path.parent) as folder:
         estimator = Estimator.from_keras(
             model_creator=model_creator,
-            config={"data": options["data"]},
+            config={"data": options["data"], "intra": options.get("intra")},
             num_ps=options["servers"],
             num_workers=options["workers"],
             mode=mode,

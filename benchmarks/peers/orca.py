@@ -43,8 +43,10 @@ def model_creator(config: dict[str, Any]) -> Any:
     data = Data(config["data"])
 
     def embedding(name: str, dim: int, combiner: str | None) -> Any:
-        assert combiner is None  # bags are not compared here
-        return keras.layers.Embedding(data.sizes[0], dim, name=f"{name}_embedding")
+        table = keras.layers.Embedding(data.sizes[0], dim, name=f"{name}_embedding")
+        if combiner is None:
+            return table
+        return keras.Sequential([table, keras.layers.GlobalAveragePooling1D()])
 
     model = keras_models.build(keras, data, embedding)
     optimizers = keras.optimizers.legacy if config["legacy"] else keras.optimizers

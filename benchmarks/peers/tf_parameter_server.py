@@ -46,15 +46,21 @@ class Supplied(keras.layers.Layer):
 
     def compute_output_shape(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
         """`[B, dim]`."""
-        return (*shape, self.dim)
+        return (shape[0], self.dim)
 
 
 class Table:
-    """Rows and accumulators of all columns of one width, on the server; one variable, or one for each column."""
+    """Rows and accumulators of all columns of one width, on the server; one variable, or one for each column.
 
-    def __init__(self, sizes: Sequence[int], dim: int, fused: bool) -> None:
-        self.dim, self.fused, self.columns = dim, fused, len(sizes)
-        self.offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+    Ids are `[B, ids of a sample]`: those of single columns, then those of bags, whose vectors are means.
+    """
+
+    def __init__(self, data: Data, dim: int, fused: bool) -> None:
+        self.dim, self.fused = dim, fused
+        sizes = data.sizes
+        self.lengths = lengths_of(data)
+        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+        self.offsets = np.repeat(starts, self.lengths)
         counts = [int(np.sum(sizes))] if fused else list(sizes)
         self.rows = [
             tf.Variable(lambda n=n: tf.random.uniform([n, dim], -0.05, 0.05), trainable=False) for n in counts
@@ -62,10 +68,10 @@ class Table:
         self.sums = [tf.Variable(lambda n=n: tf.fill([n, dim], ACCUMULATOR), trainable=False) for n in counts]
 
     def keys(self, ids: Any) -> list[tuple[Any, Any]]:
-        """Distinct keys and positions of `[B, columns]` ids, for each variable."""
+        """Distinct keys and positions of a batch's ids, for each variable."""
         if self.fused:
             return [tf.unique(tf.reshape(ids + self.offsets, [-1]))]
-        return [tf.unique(column) for column in tf.unstack(ids, self.columns, axis=1)]
+        return [tf.unique(tf.reshape(column, [-1])) for column in tf.split(ids, self.lengths, axis=1)]
 
     def pull(self, keys: Sequence[tuple[Any, Any]]) -> list[Any]:
         """The rows of distinct keys: the gather runs where the variable is."""
@@ -73,10 +79,19 @@ class Table:
 
     def expand(self, pulled: Sequence[Any], keys: Sequence[tuple[Any, Any]]) -> list[Any]:
         """`[B, dim]` for each column."""
+        gathered = [tf.gather(rows, positions) for rows, (_, positions) in zip(pulled, keys, strict=True)]
         if self.fused:
-            vectors = tf.reshape(tf.gather(pulled[0], keys[0][1]), [-1, self.columns, self.dim])
-            return tf.unstack(vectors, self.columns, axis=1)
-        return [tf.gather(rows, positions) for rows, (_, positions) in zip(pulled, keys, strict=True)]
+            vectors = tf.reshape(gathered[0], [-1, len(self.offsets), self.dim])
+            columns = tf.split(vectors, self.lengths, axis=1)
+        else:
+            columns = [
+                tf.reshape(vectors, [-1, length, self.dim])
+                for vectors, length in zip(gathered, self.lengths, strict=True)
+            ]
+        return [
+            column[:, 0] if length == 1 else tf.reduce_mean(column, axis=1)
+            for column, length in zip(columns, self.lengths, strict=True)
+        ]
 
     def push(self, keys: Sequence[tuple[Any, Any]], gradients: Sequence[Any]) -> None:
         """Adagrad on these rows, on the server."""
@@ -96,14 +111,18 @@ class Trainer:
 
     def __init__(self, data: Data, strategy: Any, fused: bool, jit: bool) -> None:
         self._vectors = Vectors()
+        self._lengths = lengths_of(data)
         self._prefixes: dict[str, int] = {}
 
+        self._columns = [*(f"c{i}" for i in range(data.singles)), *(f"b{i}" for i in range(data.num_bags))]
+
         def embedding(name: str, dim: int, combiner: str | None) -> Any:
-            assert combiner is None  # bags are not compared here
-            self._prefixes[name.rpartition("c")[0]] = dim
+            [column] = [column for column in self._columns if name.endswith(column)]
+            self._prefixes[name.removesuffix(column)] = dim
             return Supplied(name, dim, self._vectors)
 
         self._model = keras_models.build(keras, data, embedding)
+        self._inputs = [tensor.name for tensor in self._model.inputs]
         self._loss = keras.losses.BinaryCrossentropy(from_logits=True)
         weights = [variable.numpy() for variable in self._model.trainable_variables]
         self._shapes = [array.shape for array in weights]
@@ -112,7 +131,7 @@ class Trainer:
         with strategy.scope():
             self._dense = tf.Variable(flat, trainable=False)
             self._dense_sums = tf.Variable(np.full_like(flat, ACCUMULATOR), trainable=False)
-            self._tables = {prefix: Table(data.sizes, dim, fused) for prefix, dim in self._prefixes.items()}
+            self._tables = {prefix: Table(data, dim, fused) for prefix, dim in self._prefixes.items()}
         self._forward = (
             tf.function(self._loss_and_gradients, jit_compile=True) if jit else self._loss_and_gradients
         )
@@ -147,22 +166,36 @@ class Trainer:
             parts = tf.split(flat, self._sizes)
             weights = [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
             for prefix, table in self._tables.items():
-                for i, vectors in enumerate(table.expand(pulled[prefix], keys[prefix])):
-                    self._vectors.of[f"{prefix}c{i}"] = vectors
-            columns = {f"c{i}": ids[:, i] for i in range(ids.shape[1])}
+                for column, vectors in zip(
+                    self._columns, table.expand(pulled[prefix], keys[prefix]), strict=True
+                ):
+                    self._vectors.of[f"{prefix}{column}"] = vectors
+            columns = {
+                name: part[:, 0] if length == 1 else part
+                for name, part, length in zip(
+                    self._columns, tf.split(ids, self._lengths, axis=1), self._lengths, strict=True
+                )
+            }
+            given = {"numbers": numbers, **columns}
             logits, _ = self._model.stateless_call(
-                weights, [], {"numbers": numbers, **columns}, training=True
+                weights, [], {name: given[name] for name in self._inputs}, training=True
             )
             loss = self._loss(label[:, tf.newaxis], logits)
         dense, rows = tape.gradient(loss, [flat, pulled])
         return loss, dense, rows
 
 
+def lengths_of(data: Data) -> list[int]:
+    """How many ids a sample has in each column: single columns, then bags."""
+    return [1] * data.singles + [data.bags.shape[-1]] * data.num_bags
+
+
 def dataset_of(data: Data) -> Callable[[], Any]:
     """The batches as the worker's own dataset, in memory there."""
 
     def dataset() -> Any:
-        parts = (data.dense, data.ids, data.label)
+        bags = data.bags.reshape(*data.bags.shape[:2], -1)
+        parts = (data.dense, np.concatenate([data.ids, bags], axis=-1), data.label)
         return tf.data.Dataset.from_tensor_slices(parts).repeat().prefetch(2)
 
     return dataset

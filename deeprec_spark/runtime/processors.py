@@ -46,10 +46,11 @@ _HOST_PROCESSES = "pid:[4026531836]"
 
 @dataclass(frozen=True)
 class Processors:
-    """What a node computes with: its threads, and its own CPUs where it is pinned."""
+    """What a node computes with: its threads, its part of the cores, and its own CPUs where it is pinned."""
 
     policy: ExecutorPolicy
     threads: int
+    part: int
     cpus: tuple[int, ...] = ()
 
 
@@ -129,16 +130,18 @@ def configure(environment: Mapping[str, str] | None = None) -> Processors:
         cpus = _claim(int(environment.get(CORES, "1")))
         if cpus:
             os.sched_setaffinity(0, cpus)
-            chosen = Processors(policy, len(cpus), tuple(cpus))
+            chosen = Processors(policy, len(cpus), len(cpus), tuple(cpus))
         else:
             logger.warning(
                 "Not pinned: other nodes, of this job or another, have all CPUs that this one may use, %s",
                 allowed_cpus(),
             )
-            chosen = Processors(policy, max(1, min(int(environment.get(CORES, "1")), usable_cpus())))
+            threads = max(1, min(int(environment.get(CORES, "1")), usable_cpus()))
+            chosen = Processors(policy, threads, threads)
     else:
         cores = min(usable_cpus(), int(environment.get(EXECUTOR_CORES, usable_cpus())))
-        chosen = Processors(policy, shared_threads(cores, int(environment.get(EXECUTOR_NODES, "1"))))
+        nodes = int(environment.get(EXECUTOR_NODES, "1"))
+        chosen = Processors(policy, shared_threads(cores, nodes), max(1, cores // nodes))
     os.environ.setdefault(ENGINE_THREADS, str(chosen.threads))
     # Spark tells Python workers OMP_NUM_THREADS=spark.task.cpus, which Arrow goes by: one thread to decode Parquet.
     pa.set_cpu_count(chosen.threads)
@@ -153,7 +156,7 @@ _current: Processors | None = None
 
 def current() -> Processors:
     """What `configure` chose for this process; where it was not called, all that it may use."""
-    return _current or Processors("default", usable_cpus())
+    return _current or Processors("default", usable_cpus(), usable_cpus())
 
 
 def container_without_cpus(namespaces: Path = _NAMESPACES) -> bool:

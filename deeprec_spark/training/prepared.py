@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -28,14 +28,10 @@ class PreparedPart:
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """A batch and its parts: one, unless `DenseStepOptions.micro_batch` asks for more.
-
-    `pulled_at` gets the store's step when its rows are pulled.
-    """
+    """A batch and its parts: one, unless `DenseStepOptions.micro_batch` asks for more."""
 
     batch: Batch
     parts: Sequence[PreparedPart]
-    pulled_at: list[int] = field(default_factory=list, compare=False)
 
     @property
     def keys(self) -> Mapping[str, UniqueKeys]:

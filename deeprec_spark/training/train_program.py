@@ -55,9 +55,10 @@ class TrainResult:
     """What the traced training step returns.
 
     `checks` float32: the loss, the sum of each output, then the sum of the gradients. `predicted` has the loss and the
-    outputs of each part of the batch, for the metrics.
+    outputs of each part of the batch, for the metrics. `pulled_at` is the store's step whose parameters were used.
     """
 
+    pulled_at: int
     checks: Float32Array
     dense_gradient: Float32Array
     state_delta: Float32Array | None
@@ -185,8 +186,10 @@ class TrainProgram:
         """
         return not self._changed and not self._stateful and not self._xla
 
-    def run(self, flat: Float32Array, state: Float32Array, parts: Sequence[PartTensors]) -> TrainResult:
-        """Run one step on a batch, given in one part or more."""
+    def run(
+        self, pulled_at: int, flat: Float32Array, state: Float32Array, parts: Sequence[PartTensors]
+    ) -> TrainResult:
+        """Run one step on a batch, given in one part or more, with parameters of the store's step `pulled_at`."""
         founds = []
         moved = state
         total = sum(part.size for part in parts)
@@ -204,7 +207,8 @@ class TrainProgram:
         if self._clip_function is not None:
             gradient, rows = self._clipped(self._clip_function, gradient, rows, parts[0].lookups)
         checks = np.append(checks[:-1], checks[-1] + np.float32(check))
-        return TrainResult(checks, gradient, moved - state if self._state.size else None, rows, predicted)
+        delta = moved - state if self._state.size else None
+        return TrainResult(pulled_at, checks, gradient, delta, rows, predicted)
 
     def _clipped(
         self, clip: Any, gradient: Float32Array, rows: list[Float32Array], lookups: Lookups

@@ -150,7 +150,6 @@ class Trainer:
         keys = prepared.keys
         reply = self.store.pull(PullRequest(self._trained(keys), train=True, dense=True))
         self.step = reply.step
-        prepared.pulled_at[:] = [reply.step]
         if frozen := {name: unique for name, unique in keys.items() if name in self._frozen}:
             read = self.store.pull(PullRequest(frozen, train=False, dense=False, unknown="default"))
             reply = replace(reply, rows={**reply.rows, **read.rows})
@@ -170,7 +169,7 @@ class Trainer:
             PartTensors(tensors, part.lookups, part.columns, part.labels, part.weight, part.size)
             for tensors, part in zip(rows, prepared.parts, strict=True)
         ]
-        result = program.run(dense, state, parts)
+        result = program.run(reply.step, dense, state, parts)
         if self.options.check_finite:
             self._check(result.checks, prepared.batch, "training")
         return result
@@ -200,7 +199,7 @@ class Trainer:
             sparse_learning_rate=sparse_rate,
             dense_learning_rate=rate,
         )
-        self._push(request, prepared.pulled_at[0])
+        self._push(request, result.pulled_at)
 
     def train_empty(self) -> None:
         """Take part in a step without a sample, which by itself changes no parameter."""

@@ -50,8 +50,7 @@ PROGRESS_SECONDS = 1.0
 class WorkerJob:
     """What every worker of a job knows before its first phase. It travels inside Spark's own task closure.
 
-    `seed` sets Keras's random state before `model_creator(config)` runs, so all workers build the same model;
-    0 threads leave the choice to the executor policy.
+    `seed` sets Keras's random state before `model_creator(config)` runs, so all workers build the same model.
     """
 
     model_creator: Callable[[dict[str, Any]], keras.Model]
@@ -62,8 +61,6 @@ class WorkerJob:
     seed: int = 0
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
     cache: CacheOptions | None = None
-    intra_op_threads: int = 0
-    inter_op_threads: int = 0
 
     def to_bytes(self) -> bytes:
         """The job by cloudpickle: model creators are functions of the user's own module or notebook."""
@@ -86,8 +83,9 @@ def main(context: WorkerContext) -> None:
             f"PipelineOptions.max_staleness=0. Received: {job.pipeline}"
         )
     chosen = processors.current()
-    tf.config.threading.set_intra_op_parallelism_threads(job.intra_op_threads or chosen.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(job.inter_op_threads or chosen.threads)
+    threads = threads_of_an_operation(chosen, job, context.num_workers)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(chosen.threads)
     keras.utils.set_random_seed(job.seed)
     model = job.model_creator(job.config)
     trainer = Trainer(model, context.store, job.trainer)
@@ -99,6 +97,19 @@ def main(context: WorkerContext) -> None:
     with function_options.inline() if chosen.policy == "inline" else nullcontext():
         while (task := context.client.next_phase()) is not None:
             worker.run(task)
+
+
+def threads_of_an_operation(chosen: processors.Processors, job: WorkerJob, num_workers: int) -> int:
+    """TensorFlow's threads within an operation; several operations run at once besides, on all threads.
+
+    A step that has the cores to itself gets all threads. Where other workers, or the worker's other step, compute at
+    the same time, an operation that is split waits for parts whose thread has no core: there are as many as the node
+    has cores of its own.
+    """
+    dense = job.trainer.dense_step
+    side_by_side = job.pipeline.staleness > 0 and job.pipeline.parallel_steps > 1
+    one_at_a_time = not side_by_side or dense.xla or dense.micro_batch is not None
+    return chosen.threads if num_workers == 1 and one_at_a_time else chosen.part
 
 
 class Worker:

@@ -13,13 +13,17 @@ from tests.servers.process import ServerProcess, go_program
 BUCKET = "bucket"
 
 
+def program() -> Path:
+    """The server's program, built at first use."""
+    why = "it builds the server of Google Cloud Storage (fake-gcs-server) that these tests run against"
+    return go_program("github.com/fsouza/fake-gcs-server", "v1.56.1", why)
+
+
 class GcsServer(ServerProcess):
     """A running server with one bucket; a context manager."""
 
     def __init__(self, folder: Path) -> None:
-        why = "it builds the server of Google Cloud Storage (fake-gcs-server) that these tests run against"
-        program = go_program("github.com/fsouza/fake-gcs-server", "v1.56.1", why)
-        super().__init__(program, folder / "fake-gcs-server.log")
+        super().__init__(program(), folder / "fake-gcs-server.log")
 
     def command(self) -> Sequence[str]:
         """What starts it."""

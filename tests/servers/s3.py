@@ -13,6 +13,12 @@ ACCESS, SECRET = "tester", "a-secret-of-tests"
 BUCKET = "bucket"
 
 
+def program() -> Path:
+    """The server's program, built at first use."""
+    why = "it builds the S3 server (versitygw) that these tests run against"
+    return go_program("github.com/versity/versitygw/cmd/versitygw", "v1.8.0", why)
+
+
 def client_environment(port: int) -> dict[str, str]:
     """What leads S3 clients to the server, or a proxy before it, at this port."""
     return {
@@ -29,9 +35,7 @@ class S3Server(ServerProcess):
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "s3"
         (self.folder / BUCKET).mkdir(parents=True)
-        why = "it builds the S3 server (versitygw) that these tests run against"
-        program = go_program("github.com/versity/versitygw/cmd/versitygw", "v1.8.0", why)
-        super().__init__(program, folder / "versitygw.log")
+        super().__init__(program(), folder / "versitygw.log")
 
     def command(self) -> Sequence[str]:
         """What starts it."""
