@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks import node_load, request_costs, scale_report
+from benchmarks import node_load, request_costs, scale_report, split_costs
 from benchmarks.contestants import Peer
 from benchmarks.peer_process import PeerProcess, end_on_sigterm, say
 from benchmarks.scale_costs import (
@@ -65,7 +65,7 @@ def main() -> None:
         observations = _observations(arguments, log)
         batch = max(one.configuration.batch for one in observations)
         requests = _requests(arguments)
-        costs = costs_of(observations, requests["swept"])
+        costs = costs_of(observations, requests["swept"], _split(arguments))
         remote = costs_apart(observations, costs[batch], requests)
         checks = [_check(one, costs[one.configuration.batch]) for one in observations]
         grid = _grid(remote, arguments)
@@ -112,6 +112,18 @@ def _requests(arguments: argparse.Namespace) -> dict[str, request_costs.RequestC
             f"{1e6 * costs.server_request:.0f} of its server; "
             f"a row {1e9 * costs.client_row:.0f} and {1e9 * costs.server_row:.0f} ns"
         )
+    return found
+
+
+def _split(arguments: argparse.Namespace) -> split_costs.SplitCosts:
+    """What several servers cost a worker."""
+    if known := _kept(arguments).get("split"):
+        return split_costs.SplitCosts(**known)
+    found = split_costs.measure()
+    _keep(arguments, "split", asdict(found))
+    say(
+        f"  several servers cost a worker {1e6 * found.part:.0f} µs for each and {1e9 * found.row:.0f} ns for each row"
+    )
     return found
 
 

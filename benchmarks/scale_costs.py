@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.peers.protocol import BOTTOM, TOP
 from benchmarks.request_costs import RequestCosts
 from benchmarks.simulator import Cluster, Costs, Mode, Placement, predict
+from benchmarks.split_costs import SplitCosts
 
 DENSE, FIELDS, DIM = 13, 26, 16
 SPREAD = 0.1  # of the seconds of a step's computing; seen between the steps of a worker alone
@@ -100,6 +101,7 @@ CALIBRATION = [
     Configuration(1, 1, SMALL, staleness=0, intra=1),
     Configuration(1, 2, mode="sync"),
     Configuration(1, 2, SMALL, mode="sync"),
+    Configuration(2, 2, SMALL),
 ]
 CHECKS = [
     Configuration(1, 1),
@@ -108,7 +110,6 @@ CHECKS = [
     Configuration(1, 2),
     Configuration(1, 2, SMALL),
     Configuration(2, 2),
-    Configuration(2, 2, SMALL),
     Configuration(2, 2, mode="sync"),
     Configuration(2, 2, SMALL, mode="sync"),
     Configuration(0, 2, mode="sync", placement="colocated"),
@@ -135,14 +136,16 @@ def averaged(observations: Sequence[Observation]) -> list[Observation]:
     ]
 
 
-def costs_of(observations: Sequence[Observation], requests: RequestCosts) -> dict[int, Costs]:
+def costs_of(
+    observations: Sequence[Observation], requests: RequestCosts, split: SplitCosts
+) -> dict[int, Costs]:
     """The costs at each batch size, of nodes that share a host.
 
     `requests` says what messages and rows cost. What the worker of 1+1 (one step at a time) uses beyond messages, rows
     and preparing is for computing; what its server uses beyond messages and rows is for the dense parameters and all
     else, and where it uses less, rows cost no more than it used. What the embedded run uses beyond computing and
-    preparing is for its tables. How much longer all takes for each process beside the first is what the workers of 1+2
-    sync use more at the small batch, and what its server uses beyond messages is for merging rows. How long a message
+    preparing is for its tables. How much longer all takes for each process beside the first is what 2+2 uses more at
+    the small batch, and what the server of 1+2 sync uses beyond messages is for merging rows. How long a message
     waits for somebody to work on it follows from the throughput of 1+1 at the small batch.
 
     Raises:
@@ -150,25 +153,28 @@ def costs_of(observations: Sequence[Observation], requests: RequestCosts) -> dic
     """
     seen = {one.configuration: one for one in observations}
     costs = {
-        batch: _alone(
-            seen[Configuration(0, 1, batch)], seen[Configuration(1, 1, batch, staleness=0, intra=1)], requests
+        batch: replace(
+            _alone(
+                seen[Configuration(0, 1, batch)],
+                seen[Configuration(1, 1, batch, staleness=0, intra=1)],
+                requests,
+            ),
+            split_part=split.part,
+            split_row=split.row,
         )
         for batch in (SMALL, LARGE)
     }
-    alone = seen[Configuration(1, 1, SMALL, staleness=0, intra=1)]
+    alone, crowded = seen[Configuration(1, 1, SMALL, staleness=0, intra=1)], seen[Configuration(2, 2, SMALL)]
     merged = {batch: seen[Configuration(1, 2, batch, mode="sync")] for batch in costs}
     wakeup = crowding = 0.0
     for _ in range(ROUNDS):  # each follows from the others
+        fitted = {"crowding": crowding, "wakeup": wakeup}
+        costs = {batch: replace(found, **fitted) for batch, found in costs.items()}
         costs = {
-            batch: replace(
-                found,
-                crowding=crowding,
-                wakeup=wakeup,
-                merge_row=_merge_row(replace(found, crowding=crowding, wakeup=wakeup), merged[batch]),
-            )
+            batch: replace(found, merge_row=_merge_row(found, merged[batch]))
             for batch, found in costs.items()
         }
-        crowding = _crowding(costs[SMALL], merged[SMALL])
+        crowding = _crowding(costs[SMALL], crowded)
         wakeup = _wakeup(replace(costs[SMALL], crowding=crowding), alone)
     return costs
 
@@ -182,7 +188,13 @@ def costs_apart(
     """
     seen = {one.configuration: one for one in observations}
     alone = _alone(seen[Configuration(0, 1)], seen[Configuration(1, 1, staleness=0)], requests["swept"])
-    alone = replace(alone, merge_row=shared.merge_row, wakeup=shared.wakeup)
+    alone = replace(
+        alone,
+        split_part=shared.split_part,
+        split_row=shared.split_row,
+        merge_row=shared.merge_row,
+        wakeup=shared.wakeup,
+    )
     return between_hosts(alone, requests["unix"], requests["tcp"])
 
 
@@ -233,6 +245,7 @@ def _alone(embedded: Observation, one: Observation, requests: RequestCosts) -> C
         server_request=requests.server_request,
         server_row=server_row,
         server_step=server_step,
+        server_threads=one.cluster().cores,
         embedded_row=tables / embedded.rows,
         embedded_threads=min(max(1.0, tables / waited), one.cluster().cores),
         row_bytes=4.0 * DIM,
@@ -257,12 +270,13 @@ def _merge_row(costs: Costs, seen: Observation) -> float:
 
 
 def _crowding(costs: Costs, seen: Observation) -> float:
-    """How much longer all takes beside another process, so that the workers of 1+2 sync use what they were seen to."""
-    return _fitted(
-        lambda value: predict(replace(costs, crowding=value), seen.cluster()).worker_seconds,
-        seen.worker_seconds,
-        LARGEST_CROWDING,
-    )
+    """How much longer all takes beside another process, so that the nodes of 2+2 use what they were seen to use."""
+
+    def used(value: float) -> float:
+        found = predict(replace(costs, crowding=value), seen.cluster())
+        return found.worker_seconds + found.server_seconds
+
+    return _fitted(used, seen.worker_seconds + seen.server_seconds, LARGEST_CROWDING)
 
 
 def _wakeup(costs: Costs, seen: Observation) -> float:

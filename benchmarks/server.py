@@ -148,7 +148,7 @@ def drive(pipe: Pipe, way: str, address: str, number: int, cores: set[int]) -> N
                 _fill(store, load)
                 pipe.send(Done())
                 continue
-            batches = [_requests(load, random) for _ in range(load.batches)]
+            batches = [requests_of(load, random) for _ in range(load.batches)]
             pipe.send("prepared")
             pipe.recv()  # once all are
             pipe.send(_work(store, load, batches, time.monotonic() + seconds))
@@ -193,7 +193,7 @@ def draw_keys(load: Load, random: np.random.Generator) -> Any:
     return found[: load.rows]
 
 
-def _requests(load: Load, random: np.random.Generator) -> tuple[Any, Any]:
+def requests_of(load: Load, random: np.random.Generator) -> tuple[Any, Any]:
     from deeprec_spark.embedding.store import PullRequest, PushRequest, SparseGradient, UniqueKeys
 
     keys = {f"t{index}": draw_keys(load, random) for index in range(load.tables)}

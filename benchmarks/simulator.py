@@ -39,8 +39,10 @@ class Costs:
         prepare: seconds of reading and making ids distinct, in a thread beside the computing.
         client_request, client_row: seconds of a worker for each message to a server, and for each row in a step (pull
             and push together).
+        split_part, split_row: seconds of a worker with several servers for each of them, and for each row, in a step.
         server_request, server_row, server_step: seconds of a server for each message, for each row in a step, and for
             the dense parameters and all else in a step (each server has its part).
+        server_threads: how many cores the rows of a message keep busy.
         merge_row: instead of `server_row`, where a server merges the rows of several workers.
         embedded_row: seconds for each row in a step where the tables are in the worker.
         embedded_threads: how many cores that keeps busy.
@@ -57,9 +59,12 @@ class Costs:
     prepare: float = 0.0
     client_request: float = 0.0
     client_row: float = 0.0
+    split_part: float = 0.0
+    split_row: float = 0.0
     server_request: float = 0.0
     server_row: float = 0.0
     server_step: float = 0.0
+    server_threads: float = 1.0
     merge_row: float = 0.0
     embedded_row: float = 0.0
     embedded_threads: float = 1.0
@@ -213,12 +218,6 @@ class _Simulation:
         share = self.cluster.servers / max(1, self.simulated)
         return Prediction(rate, busy, used["worker"], used["server"] * share)
 
-    def work_in_threads(self, worker: int, seconds: float, threads: float, done: Action) -> None:
-        """A task of a worker that keeps so many cores busy."""
-        together = Together(max(1, math.ceil(threads)), done)
-        for share in _shares(seconds, threads):
-            self.worker_hosts[worker].work(f"worker {worker}", share, together)
-
     # --- one exchange of a worker with all servers ---
 
     def exchange(self, worker: int, step: int, kind: str, done: Action) -> None:
@@ -226,11 +225,13 @@ class _Simulation:
         costs, servers, own = self.costs, self.cluster.servers, self.cluster.own
         host, process = self.worker_hosts[worker], f"worker {worker}"
         if not servers:
-            self.work_in_threads(worker, costs.rows * costs.embedded_row / 2, costs.embedded_threads, done)
+            _in_threads(host, process, costs.rows * costs.embedded_row / 2, costs.embedded_threads, done)
             return
         messages = servers - own
         sent = costs.rows * messages / servers  # rows that leave this process
         client = messages * costs.client_request + sent * costs.client_row / 2
+        if servers > 1:
+            client += (servers * costs.split_part + costs.rows * costs.split_row) / 2
         size = (costs.rows * costs.row_bytes + costs.dense_bytes) / servers
         keys = costs.rows * 8 / servers
         up, down = (keys, size) if kind == "pull" else (keys + size, 0.0)
@@ -275,9 +276,15 @@ class _Simulation:
             if self.cluster.merging:
                 self._gather(server, what, reply)
                 return
-            shared = (costs.rows * costs.server_row + costs.server_step) / self.cluster.servers / 2
-            request = 0.0 if near else costs.server_request
-            self.server_hosts[server].work(self.server_process(server), request + shared, reply)
+            part = 1 / self.cluster.servers / 2
+            host, process = self.server_hosts[server], self.server_process(server)
+            request = (0.0 if near else costs.server_request) + costs.server_step * part
+            rows = costs.rows * costs.server_row * part
+            host.work(
+                process,
+                request,
+                lambda: _in_threads(host, process, rows, costs.server_threads, reply),
+            )
 
         if near:
             arrive()
@@ -366,9 +373,8 @@ class _Worker:
             self._begun += 1
             spread = simulation.costs.spread
             seconds = simulation.costs.compute * (1 + self._random.uniform(-spread, spread))
-            simulation.work_in_threads(
-                self._index, seconds, simulation.costs.threads, partial(self._on_computed, step)
-            )
+            process, done = f"worker {self._index}", partial(self._on_computed, step)
+            _in_threads(host, process, seconds, simulation.costs.threads, done)
 
     def _exchange(self) -> None:
         """The next pull, if it may run ahead of the pushes that are missing; else the next push.
@@ -412,6 +418,13 @@ class _Worker:
         self._pushed += 1
         self.finished.append(self._simulation.clock.now)
         self._go_on()
+
+
+def _in_threads(host: Host, process: str, seconds: float, threads: float, done: Action) -> None:
+    """A task that keeps so many cores busy, where they are free."""
+    together = Together(max(1, math.ceil(threads)), done)
+    for share in _shares(seconds, threads):
+        host.work(process, share, together)
 
 
 def _shares(seconds: float, threads: float) -> list[float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import node_load
+from benchmarks import node_load, split_costs
 from benchmarks.contestants import Peer
 from benchmarks.peers import protocol
 from benchmarks.plots import line_chart
@@ -35,12 +35,14 @@ from benchmarks.scale_leases import lease_rows, reserve_rows, smallest_epoch
 from benchmarks.scale_report import Check, Report, held_mib
 from benchmarks.server import Load, draw_keys
 from benchmarks.simulator import Cluster, Costs, Prediction, predict
+from benchmarks.split_costs import SplitCosts
 from benchmarks.workloads import Workload
 from tests.lengths import ALL
 
 ROWS = {SMALL: 8_000.0, LARGE: 24_000.0}
 COMPUTE = {SMALL: 0.016, LARGE: 0.05}
 REQUESTS = RequestCosts(client_request=2e-4, client_row=6e-8, server_request=3e-4, server_row=6e-7)
+SPLIT = SplitCosts(part=1e-4, row=4e-8)
 SERVER_STEP, MERGE_ROW = 1e-3, 9e-7
 
 
@@ -85,11 +87,25 @@ def observations() -> list[Observation]:
         observation(1, 1, SMALL, 20_000.0),
         *(observation(1, 1, LARGE, intra=intra) for intra in (None, 1)),
         *(observation(1, 2, batch) for batch in (SMALL, LARGE)),
+        crowded(),
     ]
 
 
+def crowded(more: float = 1.0) -> Observation:
+    """What the nodes of 2+2 would be seen to use, by so much more than if they did not disturb each other."""
+    rows, split = ROWS[SMALL], 2 * SPLIT.part + ROWS[SMALL] * SPLIT.row
+    return Observation(
+        Configuration(2, 2, SMALL),
+        rows,
+        30_000.0,
+        worker_seconds=more
+        * (COMPUTE[SMALL] + 2e-3 + 4 * REQUESTS.client_request + rows * REQUESTS.client_row + split),
+        server_seconds=more * (4 * REQUESTS.server_request + SERVER_STEP + rows * REQUESTS.server_row),
+    )
+
+
 def test_costs_are_found_again_in_what_is_seen_of_them() -> None:
-    costs = costs_of(observations(), REQUESTS)
+    costs = costs_of(observations(), REQUESTS, SPLIT)
     for batch in (SMALL, LARGE):
         found = costs[batch]
         assert (found.samples, found.rows) == (batch, ROWS[batch])
@@ -101,7 +117,7 @@ def test_costs_are_found_again_in_what_is_seen_of_them() -> None:
         # The tables of the worker alone: 6 ms in two threads, which waited 3 ms.
         assert found.rows * found.embedded_row == pytest.approx(6e-3)
         assert found.embedded_threads == pytest.approx(2.0)
-        # Two workers were seen to use no more than one, and so their server merges undisturbed.
+        # Four nodes were seen to use no more than their parts cost, and so the server of two merges undisturbed.
         assert found.crowding == pytest.approx(0.0, abs=1e-4)
         assert found.merge_row == pytest.approx(MERGE_ROW, rel=1e-3)
     # The wait of messages is chosen so that one server and one worker at the small batch come out right.
@@ -112,28 +128,39 @@ def test_costs_are_found_again_in_what_is_seen_of_them() -> None:
 
 def test_rows_cost_no_more_than_the_nodes_used() -> None:
     dear = replace(REQUESTS, client_row=1.0, server_row=1.0)
-    for batch, found in costs_of(observations(), dear).items():
+    for batch, found in costs_of(observations(), dear, SPLIT).items():
         rows = ROWS[batch]
         assert found.server_step == 0.0
         assert rows * found.server_row == pytest.approx(rows * REQUESTS.server_row + SERVER_STEP)
         assert rows * found.merge_row == pytest.approx(rows * MERGE_ROW + SERVER_STEP, rel=1e-3)
 
 
-def test_workers_that_use_more_beside_each_other_tell_of_crowding() -> None:
-    seen = [
-        replace(one, worker_seconds=one.worker_seconds * 1.1, server_seconds=one.server_seconds * 1.1)
-        if one.configuration.workers == 2
-        else one
-        for one in observations()
-    ]
-    costs = costs_of(seen, REQUESTS)
+def test_nodes_that_use_more_beside_each_other_tell_of_crowding() -> None:
+    four = crowded(1.2)
+    costs = costs_of([*observations()[:-1], four], REQUESTS, SPLIT)
     assert 0.05 < costs[SMALL].crowding < 0.2
     assert costs[LARGE].crowding == costs[SMALL].crowding
-    for one in seen:
-        found = predict(costs[one.configuration.batch], one.cluster())
-        if one.configuration == Configuration(1, 2, SMALL, "sync"):
-            assert found.worker_seconds == pytest.approx(one.worker_seconds, rel=0.02)
-            assert found.server_seconds == pytest.approx(one.server_seconds, rel=0.02)
+    found = predict(costs[SMALL], four.cluster())
+    assert found.worker_seconds + found.server_seconds == pytest.approx(
+        four.worker_seconds + four.server_seconds, rel=0.02
+    )
+    merged = predict(costs[SMALL], observation(1, 2, SMALL).cluster())
+    assert merged.server_seconds == pytest.approx(observation(1, 2, SMALL).server_seconds, rel=0.02)
+
+
+def test_several_servers_cost_a_worker_more() -> None:
+    seconds = {(1, FEW): 1e-4, (1, MANY): 2e-4, (2, FEW): 6e-4, (2, MANY): 9e-4, (8, FEW): 1.6e-3}
+    rows = 26 * (250 - 4)
+    found = split_costs.costs_between(seconds)
+    assert found.part == pytest.approx(2e-4 - 1e-4)
+    assert rows * found.row == pytest.approx(3e-4 - 1e-4)
+    assert split_costs.costs_between(dict.fromkeys(seconds, 1e-4)) == SplitCosts(0.0, 0.0)
+
+
+def test_what_several_servers_cost_is_measured() -> None:
+    found = split_costs.measure(steps=3, rounds=1)
+    assert 0 < found.part < 0.01
+    assert 0 <= found.row < 1e-5
 
 
 def test_hosts_apart_have_the_costs_of_a_worker_that_splits_operations() -> None:
@@ -144,10 +171,11 @@ def test_hosts_apart_have_the_costs_of_a_worker_that_splits_operations() -> None
         for one in observations()
     ]
     requests = {"swept": REQUESTS, "unix": REQUESTS, "tcp": REQUESTS}
-    shared = costs_of(seen, REQUESTS)[LARGE]
+    shared = costs_of(seen, REQUESTS, SPLIT)[LARGE]
     apart = costs_apart(seen, shared, requests)
     assert apart.compute == pytest.approx(shared.compute + 4e-3)
     assert (apart.crowding, apart.merge_row, apart.wakeup) == (0.0, shared.merge_row, shared.wakeup)
+    assert (apart.split_part, apart.split_row) == (SPLIT.part, SPLIT.row)
 
 
 def test_passes_are_averaged_by_step() -> None:
@@ -160,7 +188,7 @@ def test_passes_are_averaged_by_step() -> None:
 
 
 def test_between_hosts_messages_cost_what_they_do_there() -> None:
-    here = costs_of(observations(), REQUESTS)[LARGE]
+    here = costs_of(observations(), REQUESTS, SPLIT)[LARGE]
     there = between_hosts(here, REQUESTS, RequestCosts(5e-4, 8e-8, 7e-4, 9e-7))
     assert (there.client_request, there.server_request) == (5e-4, 7e-4)
     assert there.client_row == pytest.approx(REQUESTS.client_row + 2e-8)
@@ -218,7 +246,7 @@ def test_every_configuration_has_its_place_in_the_simulator() -> None:
         assert {"2+2 sync", "1+2 sync", "2 colocated sync"} <= {
             one.name for one in both if one.batch == batch
         }
-    costs = costs_of(observations(), REQUESTS)
+    costs = costs_of(observations(), REQUESTS, SPLIT)
     for one in both:
         seen = Observation(one, 1.0, 1.0, 0.0, 0.0)
         assert predict(costs[one.batch], seen.cluster(), 9).samples_per_s > 0

@@ -70,6 +70,21 @@ def test_processes_that_share_a_host_slow_each_other_down() -> None:
     assert ends[2:] == pytest.approx([3.1, 3.1])
 
 
+def test_rows_of_a_message_are_work_for_all_cores_of_a_server() -> None:
+    heavy = replace(PLAIN, server_request=1e-3, server_row=1e-5)
+    alone = Cluster(latency=0, bandwidth=1e15, staleness=0)
+    assert predict(heavy, alone).samples_per_s == pytest.approx(100 / (0.02 + 0.012))
+    two = replace(heavy, server_threads=2)
+    assert predict(two, alone).samples_per_s == pytest.approx(100 / (0.02 + 0.007))
+
+
+def test_several_servers_cost_a_worker_the_splitting() -> None:
+    split = replace(PLAIN, split_part=1e-3, split_row=1e-6)
+    near = Cluster(latency=0, bandwidth=1e15, staleness=0)
+    assert predict(split, near).samples_per_s == pytest.approx(100 / 0.02)
+    assert predict(split, replace(near, servers=4)).samples_per_s == pytest.approx(100 / (0.02 + 0.005))
+
+
 def test_the_processor_time_of_a_step_is_what_its_parts_cost() -> None:
     parts = replace(PLAIN, prepare=1e-3, client_request=1e-3, server_request=2e-3, server_row=1e-6)
     found = predict(parts, Cluster(servers=4, cores=64))

@@ -121,12 +121,12 @@ def scores(
     return found
 
 
-def batches(train: Batch, epochs: int) -> Iterator[tuple[Batch, int]]:
+def batches(train: Batch, epochs: int, size: int = BATCH_SIZE) -> Iterator[tuple[Batch, int]]:
     """The steps of all epochs."""
     for epoch in range(epochs):
         order = np.random.default_rng(epoch).permutation(train.size)
-        for start in range(0, train.size, BATCH_SIZE):
-            chosen = order[start : start + BATCH_SIZE]
+        for start in range(0, train.size, size):
+            chosen = order[start : start + size]
             batch = Batch(
                 {name: array[chosen] for name, array in train.features.items()},
                 {name: array[chosen] for name, array in train.labels.items()},
@@ -205,6 +205,45 @@ def test_what_makes_training_faster_costs_no_quality(
     with served("bfloat16") as store:
         faster = trained(store, AHEAD, FASTER[way])
     assert abs(faster - plain) < 0.003, (faster, plain)
+
+
+def grouped_batches(data: Batch, size: int, epochs: int) -> Iterator[tuple[Batch, int]]:
+    """The steps of all epochs, of about so many samples: groups in another order each time."""
+    assert data.groups is not None
+    for epoch in range(epochs):
+        order = np.random.default_rng(epoch).permutation(data.rows)
+        ends = np.cumsum(data.groups.sizes[order])
+        for chosen in np.split(order, np.searchsorted(ends, np.arange(size, ends[-1], size))):
+            if len(chosen):
+                yield data.take(chosen), epoch
+
+
+def test_groups_cost_no_quality(
+    movielens: tuple[FeatureSpec, Path], spark: SparkSession, test_data: Path, tmp_path: Path
+) -> None:
+    """All ratings of a user in the same step, beside ratings of many users in each."""
+    spec, flat = movielens
+    grouped_spec = prepare_movielens(spark, str(test_data / "ml-100k"), str(tmp_path), group_by=["user"])
+
+    def trained(spec: FeatureSpec, steps: Iterator[tuple[Batch, int]], sample: Batch, test: Batch) -> float:
+        keras.utils.set_random_seed(1)
+        model = compiled(registry.create("deepfm", spec, embedding_dim=16, hidden_units=(64, 32)))
+        trainer = Trainer(model, LocalStore())
+        trainer.initialize(sample)
+        for _ in StepPipeline(trainer).train(steps):
+            pass
+        [found] = trainer.predict_step(test).values()
+        return auc(test.labels[spec.label_names[0]], found)
+
+    train, grouped = load(flat / "train", spec), load(tmp_path / "train", grouped_spec)
+    assert grouped.size == train.size
+    size = 1024
+    steps = batches(train, EPOCHS * 2, size), grouped_batches(grouped, size, EPOCHS * 2)
+    plain = trained(spec, steps[0], train.slice(0, 2), load(flat / "test", spec))
+    tested = load(tmp_path / "test", grouped_spec)
+    in_groups = trained(grouped_spec, steps[1], grouped.slice(0, 2), tested)
+    assert plain > 0.77
+    assert abs(in_groups - plain) < 0.003, (in_groups, plain)
 
 
 def test_deepfm_on_movielens_equals_keras(movielens: tuple[FeatureSpec, Path]) -> None:

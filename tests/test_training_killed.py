@@ -28,9 +28,11 @@ from deeprec_spark.training.worker import ENTRY, WorkerJob
 from tests.command_lines import command_line
 from tests.counting import SPEC, counting
 from tests.test_runtime_cut import Job
-from tests.test_training_cut import PAYLOAD, ROWS, counts
+from tests.test_training_cut import PAYLOAD, counts
 
 pytestmark = pytest.mark.timeout(180)
+
+ROWS = 3000
 
 GROUPED = FeatureSpec(
     features=[Feature(name="user", kind="categorical", raw_type="int64"), *SPEC.features],
@@ -92,7 +94,7 @@ def kill(name: str) -> None:
 def at_the_end(job: Job, directory: Path) -> np.ndarray:
     """How often each row was trained."""
     job.cutter.write(job.cutter.take(), str(directory))
-    return counts(directory)
+    return counts(directory, ROWS)
 
 
 def test_groups_within_a_bound_are_trained_once_whoever_is_killed(
@@ -132,7 +134,7 @@ def test_groups_within_a_bound_are_trained_once_whoever_is_killed(
     running.result(60)
     np.testing.assert_array_equal(at_the_end(job, tmp_path / "end"), 1)
     job.cutter.restore([str(tmp_path / "cut")], cut.save_id)
-    before = counts(tmp_path / "cut").sum()
+    before = counts(tmp_path / "cut", ROWS).sum()
     results = job.coordinator.run_phase(plan.phase("train", payload, plan.rows(0), cut.queue))
     np.testing.assert_array_equal(at_the_end(job, tmp_path / "resumed"), 1)
     assert sum(result.data["samples"] for result in results) == ROWS - before > 0

@@ -23,7 +23,6 @@ class Phase:
         assignment: or work fixed beforehand: one list of items for each of `ranks`, in their order.
         ranks: the worker ranks that take part (ranks below num_ps are servers); None for all workers.
         blob: bytes for the workers, e.g. weights.
-        shuffle, seed: the order in which `items` are handed out.
         redo_lost: what a lost worker completed is done again, because its result is lost with it.
     """
 
@@ -33,8 +32,6 @@ class Phase:
     assignment: Sequence[Sequence[Item]] | None = None
     ranks: Sequence[int] | None = None
     blob: bytes = b""
-    shuffle: bool = False
-    seed: int = 0
     redo_lost: bool = False
 
     def __post_init__(self) -> None:
@@ -45,7 +42,7 @@ class Phase:
         """The queue that hands out `items`."""
         if self.items is None or isinstance(self.items, WorkQueue):
             return self.items
-        return WorkQueue(self.items, shuffle=self.shuffle, seed=self.seed)
+        return WorkQueue(self.items)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 Item = Mapping[str, Any]
 
 
@@ -23,14 +21,13 @@ class Lease:
 
 
 class WorkQueue:
-    """Items of one epoch, each handed out once; an item whose owner dies goes back to the front.
+    """Items of one epoch, each handed out once, in their order; an item whose owner dies goes back to the front.
 
-    Shuffling is a pure function of the seed. Safe from many threads. Never waits: `take` returns None where all is
-    handed out. An item of `rows` rows may be done in part: what is handed out again says how many of them are done.
+    Safe from many threads. Never waits: `take` returns None where all is handed out. An item of `rows` rows may be done
+    in part: what is handed out again says how many of them are done.
 
     Arguments:
         items: JSON-able dicts, e.g. a file and its row group.
-        shuffle: order by seed instead of as given.
 
     Example:
         >>> queue = WorkQueue([{"file": "a"}])
@@ -39,12 +36,8 @@ class WorkQueue:
         (True, True)
     """
 
-    def __init__(self, items: Sequence[Item], *, shuffle: bool = False, seed: int = 0) -> None:
-        if seed < 0:
-            raise ValueError(f"seed must not be negative. Received: seed={seed}")
+    def __init__(self, items: Sequence[Item]) -> None:
         self._items = [dict(item) for item in items]
-        self._shuffle = shuffle
-        self._seed = seed
         self._lock = threading.Lock()
         self._start(completed=())
 
@@ -167,8 +160,6 @@ class WorkQueue:
             return {
                 "version": 1,
                 "items": [dict(item) for item in self._items],
-                "shuffle": self._shuffle,
-                "seed": self._seed,
                 "completed": list(self._completed),
                 "done": [[index, rows] for index, rows in sorted(self._done.items()) if rows],
             }
@@ -180,7 +171,7 @@ class WorkQueue:
             raise ValueError(
                 f"Not a WorkQueue state of version 1. Received: version={state.get('version')!r}"
             )
-        queue = cls(state["items"], shuffle=state["shuffle"], seed=state["seed"])
+        queue = cls(state["items"])
         completed = [int(index) for index in state["completed"]]
         if len(set(completed)) != len(completed) or not all(0 <= i < len(queue._items) for i in completed):
             raise ValueError(
@@ -194,11 +185,8 @@ class WorkQueue:
         return queue
 
     def _start(self, completed: Sequence[int]) -> None:
-        order = list(range(len(self._items)))
-        if self._shuffle:
-            np.random.default_rng(self._seed).shuffle(order)
         done = set(completed)
-        self._pending = deque(index for index in order if index not in done)
+        self._pending = deque(index for index in range(len(self._items)) if index not in done)
         self._owners: dict[int, Hashable] = {}
         self._begun: set[int] = set()
         self._completed: dict[int, Hashable] = dict.fromkeys(completed, _NOBODY)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from deeprec_spark.layers import context
 from deeprec_spark.training.buffers import as_array, as_tensor
+from deeprec_spark.training.function_calls import call_function
 from deeprec_spark.training.inputs import InputBinding, OutputBinding
 from deeprec_spark.training.lookups import LookupPlan, Lookups
 
@@ -107,7 +108,7 @@ class EvaluateProgram:
         self, rows: RowTensors, columns: Sequence[Tensor], labels: Sequence[Tensor], weight: Sequence[Tensor]
     ) -> Float32Array:
         """Update the metrics; the checks of `TrainResult`, without the gradients' sum."""
-        return as_array(self._function(*rows.lists(), list(columns), list(labels), list(weight)))
+        return as_array(call_function(self._function, *rows.lists(), columns, labels, weight))
 
     def _step(
         self,
@@ -138,7 +139,7 @@ class PredictProgram:
 
     def run(self, rows: RowTensors, columns: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
         """One array for each output; those of half precision are float32."""
-        return [as_array(tensor) for tensor in self._function(*rows.lists(), list(columns))]
+        return [as_array(tensor) for tensor in call_function(self._function, *rows.lists(), columns)]
 
     def _step(
         self,
@@ -220,14 +221,9 @@ class MetricProgram:
         predicted: Predicted,
     ) -> None:
         """Add a part of a batch."""
-        given = list(columns) if self.takes_columns else []
-        self._function(
-            given,
-            list(labels),
-            list(weight),
-            predicted.loss,
-            list(predicted.outputs),
-            list(predicted.tracked),
+        given = columns if self.takes_columns else []
+        call_function(
+            self._function, given, labels, weight, predicted.loss, predicted.outputs, predicted.tracked
         )
 
     def _update(

@@ -28,6 +28,7 @@ from deeprec_spark.layers import context
 from deeprec_spark.training import metrics
 from deeprec_spark.training.buffers import as_array, as_tensor
 from deeprec_spark.training.dense import FlatLayout
+from deeprec_spark.training.function_calls import call_function
 from deeprec_spark.training.inputs import InputBinding, OutputBinding
 from deeprec_spark.training.lookups import LookupPlan, Lookups, sum_by_row
 from deeprec_spark.training.optimizers import Clipping
@@ -217,7 +218,9 @@ class TrainProgram:
             as_tensor(np.array([len(lookups.keys[name].keys) for name in group], np.int32))
             for _, group in self._plan.groups
         ]
-        clipped, clipped_rows = clip(as_tensor(gradient), [as_tensor(values) for values in rows], lengths)
+        clipped, clipped_rows = call_function(
+            clip, as_tensor(gradient), [as_tensor(values) for values in rows], lengths
+        )
         return as_array(clipped), [as_array(values) for values in clipped_rows]
 
     def _call(
@@ -232,7 +235,8 @@ class TrainProgram:
                 for column, used, empty in zip(columns, self._used, self._binding.empty_tensors, strict=True)
             ]
         function = self._function(whole=whole, compiled=compiled)
-        return function(
+        return call_function(
+            function,
             as_tensor(flat),
             as_tensor(state),
             *part.rows.lists(),
