@@ -44,7 +44,6 @@ class Peer:
         probe: modules that say whether the environment is there.
         environment: variables of its process.
         pause: stop the process while others run; not possible where a node would be missed.
-        models: what it can train.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Peer:
     probe: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     pause: bool = True
-    models: tuple[str, ...] = ("dlrm", "wdl", "deepfm", "bags")
 
     def python(self) -> str:
         """The interpreter that runs the peer; its environment is made where it is missing."""

@@ -66,7 +66,7 @@ def main() -> None:
         batch = max(one.configuration.batch for one in observations)
         requests = _requests(arguments)
         costs = costs_of(observations, requests["swept"], _split(arguments))
-        remote = costs_apart(observations, costs[batch], requests)
+        remote = costs_apart(observations, costs[batch], requests, arguments.cores)
         checks = [_check(one, costs[one.configuration.batch]) for one in observations]
         grid = _grid(remote, arguments)
         counts = () if arguments.no_nodes else NODES[:1] if arguments.quick else NODES

@@ -180,11 +180,15 @@ def costs_of(
 
 
 def costs_apart(
-    observations: Sequence[Observation], shared: Costs, requests: Mapping[str, RequestCosts]
+    observations: Sequence[Observation],
+    shared: Costs,
+    requests: Mapping[str, RequestCosts],
+    cores: float | None = None,
 ) -> Costs:
     """The costs at the large batch of nodes that have a host each; `shared` are those of nodes that share one.
 
-    What 1+1 uses, one step at a time and with all threads, with messages over TCP.
+    What 1+1 uses, one step at a time and with all threads, with messages over TCP. Servers work on rows with all
+    `cores` of theirs; None is as many as this host has.
     """
     seen = {one.configuration: one for one in observations}
     alone = _alone(seen[Configuration(0, 1)], seen[Configuration(1, 1, staleness=0)], requests["swept"])
@@ -194,6 +198,7 @@ def costs_apart(
         split_row=shared.split_row,
         merge_row=shared.merge_row,
         wakeup=shared.wakeup,
+        server_threads=alone.server_threads if cores is None else cores,
     )
     return between_hosts(alone, requests["unix"], requests["tcp"])
 

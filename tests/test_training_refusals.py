@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -43,6 +44,25 @@ def test_an_output_that_overflows_is_named() -> None:
     trainer = started(model, Batch({"user": np.array([1, 2])}, labels))
     with pytest.raises(NonFiniteError, match=r"outputs that are not finite: \['spend'\]"):
         trainer.train_step(Batch({"user": np.array([1, 2])}, labels))
+
+
+@pytest.mark.parametrize("step", ["train_step", "evaluate_step"])
+def test_labels_and_weights_of_another_shape_are_named(step: str) -> None:
+    """A loss would broadcast them: `[3, 1]` against two outputs is a number, and not the one that was meant."""
+    user = keras.Input((), dtype="int64", name="user")
+    model = keras.Model(user, L.Dense(2, name="out")(SparseEmbedding(DIM, table="user")(user)))
+    model.compile("sgd", "mse")
+    ids = {"user": np.array([1, 2, 3])}
+    trainer = started(model, Batch(ids, {"label": np.ones((3, 2), np.float32)}))
+    take = getattr(trainer, step)
+    for shape in ((3, 1), (3,), (3, 2, 1)):
+        with pytest.raises(
+            ValueError, match=rf"Label 'label' .*\['samples', 2\].*shape {re.escape(str(list(shape)))}"
+        ):
+            take(Batch(ids, {"label": np.ones(shape, np.float32)}))
+    with pytest.raises(ValueError, match=r"one for each sample\. Received: shape \[3, 1\]"):
+        take(Batch(ids, {"label": np.ones((3, 2), np.float32)}, np.ones((3, 1), np.float32)))
+    assert trainer.step == 0
 
 
 def test_lookups_inside_of_control_flow_are_refused() -> None:

@@ -50,6 +50,12 @@ def check_finite(
     raise NonFiniteError(f"Not finite in {doing} at step {step}: {culprit}. Received: loss={checks[0]}")
 
 
+def check_weight(weight: npt.NDArray[Any] | None) -> None:
+    """Raise ValueError unless sample weights are one for each sample: others would be broadcast in the loss."""
+    if weight is not None and weight.ndim != 1:
+        raise ValueError(f"Sample weights are one for each sample. Received: shape {list(weight.shape)}")
+
+
 def class_weights(labels: npt.NDArray[Any], weights: Mapping[int, float]) -> npt.NDArray[np.float32]:
     """The weight of each sample by its class, as Keras' `fit(class_weight=…)`; classes without one weigh 1.
 

@@ -141,10 +141,20 @@ class OutputBinding:
         ]
 
     def arrays(self, batch: Batch) -> list[Array]:
-        """The label arrays, in the dtypes of the sample."""
+        """The label arrays, in the dtypes of the sample.
+
+        Raises:
+            ValueError: a label is missing, or of another shape than the sample's: a loss would be broadcast.
+        """
         missing = [name for name in self.labels if name not in batch.labels]
         if missing:
             raise ValueError(f"The batch lacks labels: {missing}. Received: labels {list(batch.labels)}")
+        for name, shape in zip(self.labels, self._shapes, strict=True):
+            if list(batch.labels[name].shape[1:]) != shape:
+                raise ValueError(
+                    f"Label {name!r} is of another shape than in the sample that the trainer was initialized with: "
+                    f"{['samples', *shape]}. Received: shape {list(batch.labels[name].shape)}"
+                )
         return [
             batch.labels[name].astype(dtype, copy=False)
             for name, dtype in zip(self.labels, self._dtypes, strict=True)

@@ -18,7 +18,7 @@ from deeprec_spark.layers import context, tables
 from deeprec_spark.tracing.staleness import Staleness
 from deeprec_spark.training import metrics, optimizers
 from deeprec_spark.training.buffers import as_tensor
-from deeprec_spark.training.checks import check_finite, class_weights
+from deeprec_spark.training.checks import check_finite, check_weight, class_weights
 from deeprec_spark.training.dense import state_layout, trainable_layout
 from deeprec_spark.training.inputs import InputBinding, OutputBinding, takes_groups
 from deeprec_spark.training.options import TrainerOptions
@@ -374,6 +374,7 @@ class Trainer:
             if weight is not None:
                 raise ValueError("Give class_weight or sample weights, not both. Received: both")
             weight = class_weights(label_arrays[0], self.options.class_weight)
+        check_weight(weight)
         return _Arrays(self._inputs.arrays(self._features(part)), label_arrays, weight, part.size)
 
     def _features(self, batch: Batch) -> Mapping[str, npt.NDArray[Any]]:

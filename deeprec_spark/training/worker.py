@@ -102,9 +102,9 @@ def main(context: WorkerContext) -> None:
 def threads_of_an_operation(chosen: processors.Processors, job: WorkerJob, num_workers: int) -> int:
     """TensorFlow's threads within an operation; several operations run at once besides, on all threads.
 
-    A step that has the cores to itself gets all threads. Where other workers, or the worker's other step, compute at
-    the same time, an operation that is split waits for parts whose thread has no core: there are as many as the node
-    has cores of its own.
+    A step that has the cores to itself gets all threads. Where other workers, or the worker's other step, may compute
+    at the same time, an operation that is split waits for parts whose thread has no core: there are as many as the node
+    has cores of its own. Threads are made before the model is, so this goes by the options alone.
     """
     dense = job.trainer.dense_step
     side_by_side = job.pipeline.staleness > 0 and job.pipeline.parallel_steps > 1

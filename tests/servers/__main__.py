@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 def fetch(program: Callable[[], Path]) -> None:
-    """Fetch one, and say where it is, or what it lacks."""
+    """Fetch one, and say where it is, or what it lacks: the tests that need it will say it again."""
     try:
         logger.info("%s", program())
-    except pytest.skip.Exception as missing:
+    except (pytest.skip.Exception, AssertionError) as missing:
         logger.warning("%s", missing)
 
 
