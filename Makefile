@@ -48,7 +48,7 @@ demo: setup ## Run the main job in this process: make demo [DATA=criteo.tsv|movi
 demo-cluster: setup ## The same by spark-submit on a standalone cluster it starts: … [DATA=…] [MODE=async|sync]
 	$(BIN)/deeprec-spark demo --out $(OUT) --cluster --mode $(MODE) $(if $(DATA),--data "$(DATA)")
 
-test: setup ## Run the tests (about half an hour on 2 cores)
+test: setup ## Run the tests (about 40 minutes on 2 cores)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST)
 
 test-all: setup ## Run the tests in full length, the slow ones too
